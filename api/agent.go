@@ -1,0 +1,95 @@
+package api
+
+import "encoding/json"
+
+// Operations between agents and their node's hooks (agent.sock), and between
+// agents and sluiced (HTTPS, POST /v1/call).
+const (
+	OpProlog = "agent.prolog" // agent.sock: PrologCall → Readiness
+	OpEpilog = "agent.epilog" // agent.sock: PrologCall → Ack
+
+	OpAgentReport = "agent.report" // sluiced: NodeReport → ReportAnswer
+	OpAgentJob    = "agent.job"    // sluiced: JobEvent → Ack
+	OpAgentUser   = "agent.user"   // sluiced: UserCall → the inner operation's answer
+)
+
+// Role is what a VM is for.
+type Role string
+
+const (
+	RoleController Role = "controller"
+	RoleLogin      Role = "login"
+	RoleCompute    Role = "compute"
+)
+
+// MountState is one file system as a node's agent sees it.
+type MountState struct {
+	Name   string `json:"name"`   // fs NAME of sluice.yaml
+	Source string `json:"source"` // IP@tcp:/FS
+	Dir    string `json:"dir"`
+	State  string `json:"state"` // lustre/probe's states: ok, not_mounted, hung, …
+	Detail string `json:"detail,omitempty"`
+}
+
+// NodeReport is an agent's periodic word to sluiced, and its word at once when
+// something changes. Times are RFC 3339 with nanoseconds, UTC.
+type NodeReport struct {
+	Node      string       `json:"node"`
+	Role      Role         `json:"role"`
+	Instance  string       `json:"instance"` // numeric instance id from the metadata server
+	BootID    string       `json:"boot_id"`
+	Version   string       `json:"version"` // of the binary
+	StartedAt string       `json:"started_at"`
+	ReadyAt   string       `json:"ready_at,omitempty"` // "" until every mount answers
+	Mounts    []MountState `json:"mounts"`
+}
+
+// ReportAnswer tells an agent what should be mounted on its node and how soon
+// to report again.
+type ReportAnswer struct {
+	FileSystems []FileSystem `json:"file_systems"`
+	NextSeconds float64      `json:"next_seconds"`
+	// Cause is sluiced's judgement of trouble in the report: "" (none), "node",
+	// "filesystem" or "unknown" (package health).
+	Cause string `json:"cause,omitempty"`
+}
+
+// FileSystem is a Managed Lustre instance as nodes mount it.
+type FileSystem struct {
+	Name    string `json:"name"`
+	Source  string `json:"source"` // IP@tcp:/FS; "" while the instance has none
+	Dir     string `json:"dir"`
+	Default bool   `json:"default,omitempty"`
+}
+
+// PrologCall is a node hook's question about a job.
+type PrologCall struct {
+	JobID uint32 `json:"job_id"`
+	UID   uint32 `json:"uid"`
+	Node  string `json:"node"`
+}
+
+// Readiness answers a Prolog.
+type Readiness struct {
+	Ready  bool   `json:"ready"`
+	Reason string `json:"reason,omitempty"`
+	// Cause is whose fault it is when not ready: "node" only when sluiced
+	// confirmed it, else "filesystem" or "unknown". Only "node" fails a Prolog.
+	Cause string `json:"cause,omitempty"`
+}
+
+// JobEvent is a moment in a job's life on a node.
+type JobEvent struct {
+	JobID uint32 `json:"job_id"`
+	Node  string `json:"node"`
+	Event string `json:"event"` // prolog, epilog
+	At    string `json:"at"`
+}
+
+// UserCall is a local user's request that a VM's agent vouches for.
+type UserCall struct {
+	UID  uint32          `json:"uid"`
+	Node string          `json:"node"`
+	Op   string          `json:"op"`
+	Body json.RawMessage `json:"body,omitempty"`
+}
