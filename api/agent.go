@@ -60,6 +60,8 @@ type FileSystem struct {
 	Source  string `json:"source"` // IP@tcp:/FS; "" while the instance has none
 	Dir     string `json:"dir"`
 	Default bool   `json:"default,omitempty"`
+	// Types are the mount types that count as this file system, normally ["lustre"].
+	Types []string `json:"types"`
 }
 
 // PrologCall is a node hook's question about a job.
