@@ -1,0 +1,46 @@
+# make help lists the targets.
+SHELL := /bin/bash
+export CGO_ENABLED := 0
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X github.com/sluicehpc/sluice/internal/version.Version=$(VERSION)
+# Unit tests; what boots the sandbox's VMs with Slurm in them lives in tests/.
+UNIT := $(shell go list ./... 2>/dev/null | grep -v '/tests')
+
+.PHONY: help deps build demo check test unit e2e lint bench campaign clean
+
+help: ## list the targets
+	@grep -E '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+deps: ## install the Debian packages and Go modules that are missing
+	@scripts/deps.sh
+
+build: ## build the binaries into bin/
+	@mkdir -p bin
+	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./examples/trainer
+
+demo: deps build ## run the main job in a sandbox and show it live
+	@bin/sluice sandbox demo --report .sandbox/demo/report.json
+
+check: build lint unit ## the inner loop: lint and unit tests
+
+test: deps build lint unit e2e ## all tests, those on real Slurm included
+
+unit:
+	go test -timeout 10m $(UNIT)
+
+e2e:
+	go test -count=1 -timeout 18m ./tests/...
+
+lint: ## gofmt, go vet, staticcheck, shellcheck
+	@scripts/lint.sh
+
+bench: deps build ## measure speed and memory against the peers; tables and .bench/*.json
+	go run ./tests/bench/cmd
+
+campaign: deps build ## the longer tests: large objects, many rounds
+	SLUICE_CAMPAIGN=1 go test -count=1 -timeout 60m ./sandbox/storage/... ./tests/...
+
+clean: ## remove what was built, the sandboxes and the cache of VM roots
+	@if [ -x bin/sluice ]; then bin/sluice sandbox down --all; fi
+	rm -rf bin .sandbox .bench .campaign "$${SLUICE_ROOT}/var/cache/sluice"
