@@ -10,6 +10,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -27,6 +28,9 @@ type Spec struct {
 	Credential *syscall.Credential
 	// MaxOutput bounds each of the two outputs in bytes; 0 means 16 MiB.
 	MaxOutput int
+	// Stdout receives the program's standard output as it comes, without a
+	// bound, instead of Run's result. Nothing is written to it after Run returned.
+	Stdout io.Writer
 }
 
 // DefaultPath is the PATH of programs that Sluice starts.
@@ -50,8 +54,14 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// killWait is how long Run waits for a program that it killed. One that is in
+// uninterruptible sleep, on a file system that hangs, cannot be waited for: Run
+// leaves it.
+const killWait = 2 * time.Second
+
 // Run returns the program's standard output. Failures are an *Error; a ctx
-// that ended is wrapped in it.
+// that ended is wrapped in it. Run returns soon after ctx has ended, whatever
+// the program does.
 func Run(ctx context.Context, s Spec) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, s.Path, s.Args...)
 	cmd.Env = s.Env
@@ -69,7 +79,25 @@ func Run(ctx context.Context, s Spec) ([]byte, error) {
 	}
 	stdout, stderr := &bounded{left: limit}, &bounded{left: limit}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	err := cmd.Run()
+	stream := &gate{w: s.Stdout}
+	if s.Stdout != nil {
+		cmd.Stdout = stream
+		defer stream.close()
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Run() }()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		timer := time.NewTimer(killWait)
+		defer timer.Stop()
+		select {
+		case err = <-done:
+		case <-timer.C:
+			return nil, &Error{Program: s.Path, Exit: -1, Err: fmt.Errorf("%w, and it could not be killed", ctx.Err())}
+		}
+	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
@@ -77,20 +105,21 @@ func Run(ctx context.Context, s Spec) ([]byte, error) {
 		err = fmt.Errorf("output is longer than %d bytes", limit)
 	}
 	if err == nil {
-		return stdout.Bytes(), nil
+		return stdout.b.Bytes(), nil
 	}
 	exit := -1
 	var xe *exec.ExitError
 	if errors.As(err, &xe) {
 		exit = xe.ExitCode()
 	}
-	return stdout.Bytes(), &Error{Program: s.Path, Exit: exit, Stderr: stderr.String(), Err: err}
+	return stdout.b.Bytes(), &Error{Program: s.Path, Exit: exit, Stderr: stderr.b.String(), Err: err}
 }
 
 // bounded keeps the first bytes and drops the rest, so that the program is
-// never blocked by a full pipe.
+// never blocked by a full pipe. The buffer is not embedded: its ReadFrom would
+// be used instead of Write.
 type bounded struct {
-	bytes.Buffer
+	b    bytes.Buffer
 	left int
 	over bool
 }
@@ -102,6 +131,28 @@ func (b *bounded) Write(p []byte) (int, error) {
 		p = p[:b.left]
 	}
 	b.left -= len(p)
-	b.Buffer.Write(p)
+	b.b.Write(p)
 	return n, nil
+}
+
+// gate passes writes on until it is closed.
+type gate struct {
+	mu     sync.Mutex // guards what follows
+	w      io.Writer
+	closed bool
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return 0, io.ErrClosedPipe
+	}
+	return g.w.Write(p)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
 }
