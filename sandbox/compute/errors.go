@@ -1,0 +1,99 @@
+package compute
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	api "google.golang.org/api/compute/v1"
+)
+
+// apiError is a call's refusal, in Compute Engine's form.
+type apiError struct {
+	code    int    // HTTP status
+	reason  string // "notFound", "invalid" …
+	message string
+}
+
+func (e *apiError) Error() string { return e.message }
+
+func (e *apiError) write(w http.ResponseWriter) {
+	type item struct {
+		Message string `json:"message"`
+		Domain  string `json:"domain"`
+		Reason  string `json:"reason"`
+	}
+	var body struct {
+		Error struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+			Errors  []item `json:"errors"`
+		} `json:"error"`
+	}
+	body.Error.Code, body.Error.Message = e.code, e.message
+	body.Error.Errors = []item{{e.message, "global", e.reason}}
+	writeJSON(w, e.code, body)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	w.WriteHeader(status)
+	w.Write(append(body, '\n')) //nolint:errcheck // the client is gone: nobody to tell
+}
+
+func notFound(resource string) *apiError {
+	return &apiError{404, "notFound", fmt.Sprintf("The resource '%s' was not found", resource)}
+}
+
+func alreadyExists(resource string) *apiError {
+	return &apiError{409, "alreadyExists", fmt.Sprintf("The resource '%s' already exists", resource)}
+}
+
+// invalid refuses the value of a field ("resource.name") and says why.
+func invalid(field, value, why string) *apiError {
+	return &apiError{400, "invalid", fmt.Sprintf("Invalid value for field '%s': '%s'. %s", field, value, why)}
+}
+
+func required(field string) *apiError {
+	return &apiError{400, "required", fmt.Sprintf("Required field '%s' not specified", field)}
+}
+
+func notReady(resource string) *apiError {
+	return &apiError{400, "resourceNotReady", fmt.Sprintf("The resource '%s' is not ready", resource)}
+}
+
+func conditionNotMet(message string) *apiError {
+	return &apiError{412, "conditionNotMet", message}
+}
+
+// opError is why an operation failed: what its error field says.
+type opError struct {
+	code       string // "RESOURCE_ALREADY_EXISTS" …
+	message    string
+	httpStatus int64
+}
+
+func (e *opError) api() *api.OperationErrorErrors {
+	return &api.OperationErrorErrors{Code: e.code, Message: e.message}
+}
+
+func opAlreadyExists(resource string) *opError {
+	return &opError{"RESOURCE_ALREADY_EXISTS", fmt.Sprintf("The resource '%s' already exists", resource), 409}
+}
+
+func opNotFound(resource string) *opError {
+	return &opError{"RESOURCE_NOT_FOUND", fmt.Sprintf("The resource '%s' was not found", resource), 404}
+}
+
+func opInternal(err error) *opError {
+	return &opError{"INTERNAL_ERROR", "Internal error: " + err.Error(), 500}
+}
+
+func opCancelled(resource string) *opError {
+	return &opError{"OPERATION_CANCELED_BY_USER", fmt.Sprintf("The resource '%s' was deleted before it was ready", resource), 409}
+}
