@@ -224,10 +224,10 @@ func (g *Group) Sum(ctx context.Context, values []float32) error {
 		return appendFloats(payload, values), nil
 	})
 	if err != nil {
-		return fmt.Errorf("sum over ranks: %w", err)
+		return err
 	}
 	if len(result) != size {
-		return fmt.Errorf("sum over ranks: rank 0 returned %d values for %d", len(result)/4, len(values))
+		return fmt.Errorf("rank 0 returned %d values for a sum of %d", len(result)/4, len(values))
 	}
 	if g.Rank > 0 {
 		for i := range values {
@@ -254,19 +254,13 @@ func (g *Group) Agree(ctx context.Context, what, value string) error {
 		}
 		return nil, nil
 	})
-	if err != nil {
-		return fmt.Errorf("compare ranks: %w", err)
-	}
-	return nil
+	return err
 }
 
 // Barrier returns when every rank has called it.
 func (g *Group) Barrier(ctx context.Context) error {
 	_, err := g.gather(ctx, frameBarrier, nil, 0, func([][]byte) ([]byte, error) { return nil, nil })
-	if err != nil {
-		return fmt.Errorf("wait for ranks: %w", err)
-	}
-	return nil
+	return err
 }
 
 // Close ends the connections. With a cause it tells the other ranks, whose next call returns it as an AbortError; that takes a second

@@ -57,7 +57,7 @@ func Join(ctx context.Context, c Config) (*Group, error) {
 			err = context.Cause(ctx)
 		}
 		g.Close(err)
-		return nil, fmt.Errorf("join: %w", err)
+		return nil, err
 	}
 	return g, nil
 }
