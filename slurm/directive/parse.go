@@ -15,7 +15,6 @@ type parser struct {
 	script Script
 	errs   diag.List
 	count  int // directives seen
-	last   Pos // end of the last word
 }
 
 // Parse reads the directives of a job script. The error, if any, is a
