@@ -27,7 +27,7 @@ import (
 const asTrainer = "TRAINER_TEST_MAIN"
 
 // patience is how long a test waits for what should happen at once.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asTrainer) != "" {
@@ -169,12 +169,12 @@ var smallModel = []string{"--context=6", "--embed=8", "--hidden=32"}
 
 func TestLossFalls(t *testing.T) {
 	dir, out := text(t), filepath.Join(t.TempDir(), "new", "out")
-	printed := trains(t, 2, append(smallModel, "--data", dir, "--out", out, "--steps=205", "--batch=16", "--lr=0.03")...)
+	printed := trains(t, 2, append(smallModel, "--data", dir, "--out", out, "--steps=205", "--batch=8", "--lr=0.04")...)
 	m := metrics(t, out)
 	if m.FirstLoss < 4 || m.LastLoss > 2.8 {
 		t.Errorf("the loss goes from %.2f to %.2f nats, want from above 4 to below 2.8", m.FirstLoss, m.LastLoss)
 	}
-	if m.Steps != 205 || m.WorldSize != 2 || m.DataFiles < 10 || m.Tokens < 205*16 || m.Tokens > 205*16*train.Span || m.Seconds <= 0 {
+	if m.Steps != 205 || m.WorldSize != 2 || m.DataFiles < 10 || m.Tokens < 205*8 || m.Tokens > 205*8*train.Span || m.Seconds <= 0 {
 		t.Errorf("metrics: %+v", m)
 	}
 	if !strings.Contains(printed, "step 205/205  loss") || !strings.Contains(printed, "loss "+fmt.Sprintf("%.3f -> %.3f", m.FirstLoss, m.LastLoss)) {
