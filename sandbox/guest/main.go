@@ -100,11 +100,13 @@ func manager(ctx context.Context, console io.Writer) (int, error) {
 	go func() { served <- m.Serve(term, l) }()
 	m.logf("booting")
 	go func() {
-		if err := m.Start(term, "multi-user.target"); err != nil && term.Err() == nil {
+		switch err := m.Start(term, "multi-user.target"); {
+		case term.Err() != nil:
+		case err != nil:
 			m.logf("%v", err)
-			return
+		default:
+			m.logf("reached multi-user.target")
 		}
-		m.logf("reached multi-user.target")
 	}()
 	select {
 	case <-term.Done():
