@@ -511,16 +511,19 @@ func (c *child) writeManifest(ds dir) (err error) {
 
 // gate makes the tree of hard links through which a group reads a version.
 func (c *child) gate() error {
+	version, err := c.top.walk(VersionDir(c.req.Dataset, c.req.Version))
+	if errors.Is(err, unix.ENOENT) {
+		return &Error{Message: VersionDir(c.req.Dataset, c.req.Version) + " is not there any more", Missing: true}
+	}
+	if err != nil {
+		return err
+	}
+	defer version.close()
 	ds, err := c.top.walk(DatasetDir(c.req.Dataset))
 	if err != nil {
 		return err
 	}
 	defer ds.close()
-	version, err := ds.open(c.req.Version)
-	if err != nil {
-		return err
-	}
-	defer version.close()
 	gates, err := ds.ensurePath("gates/" + c.req.Version)
 	if err != nil {
 		return err

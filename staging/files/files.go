@@ -146,11 +146,13 @@ type Progress struct {
 }
 
 // Error is a child's failure in words. Input is set when repeating the operation
-// cannot help, because what the user gave or made is wrong.
+// cannot help, because what the user gave or made is wrong; Missing when a
+// version that should be published is not there.
 type Error struct {
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"`
 	Input   bool   `json:"input,omitempty"`
+	Missing bool   `json:"missing,omitempty"`
 }
 
 func (e *Error) Error() string { return e.Message }
