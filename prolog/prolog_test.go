@@ -21,7 +21,6 @@ import (
 // node is a Hook below a directory of its own, on a clock that only Sleep moves.
 type node struct {
 	Hook
-	mu   sync.Mutex // guards what follows
 	now  time.Time
 	said []string
 	env  map[string]string

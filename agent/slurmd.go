@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/internal/retry"
+)
+
+// slurmdTimeout bounds one systemctl start; slurmd registers before it is over.
+const slurmdTimeout = 2 * time.Minute
+
+// startSlurmd starts slurmd on a compute node once in a boot: after the mounts
+// answer and, unless sluiced is away, after it has heard so, because Slurm
+// starts jobs as soon as slurmd registers.
+func (a *Agent) startSlurmd(ctx context.Context) {
+	if !a.identified.wait(ctx) || !a.ready.wait(ctx) {
+		return
+	}
+	a.mu.Lock()
+	wanted := a.state.Identity.Role == api.RoleCompute && !a.state.SlurmdStarted
+	a.mu.Unlock()
+	if !wanted || !a.pause(ctx, a.pace.grace, a.reported.c) {
+		return
+	}
+	err := retry.Do(ctx, a.pace.slurmd, func(error) bool { return true }, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, slurmdTimeout)
+		defer cancel()
+		err := a.start(ctx, "slurmd")
+		if err != nil {
+			a.log.Error("start slurmd", "error", err)
+		}
+		return err
+	})
+	if err != nil {
+		return // ctx ended
+	}
+	a.log.Info("slurmd started")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.state.SlurmdStarted = true
+	a.save()
+}
