@@ -21,11 +21,11 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/api/iterator"
+	"google.golang.org/api/option"
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/examples"
 	"github.com/sluicehpc/sluice/gcp"
-	gcpstorage "github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/sandbox/cluster"
 )
 
@@ -49,13 +49,13 @@ type Options struct {
 
 // Run uploads, submits, watches, downloads and reports.
 func Run(ctx context.Context, o Options) error {
-	client, err := gcpstorage.NewClient(ctx, o.Endpoints.Storage)
+	client, err := storage.NewClient(ctx, option.WithEndpoint(o.Endpoints.Storage+"/storage/v1/"), storage.WithJSONReads())
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 
-	d := &demo{Options: o, client: client.Raw(), began: time.Now()}
+	d := &demo{Options: o, client: client, began: time.Now()}
 	d.say("uploading a text corpus to gs://%s/%s", Bucket, corpusPrefix)
 	if err := d.upload(ctx); err != nil {
 		return fmt.Errorf("upload the corpus: %w", err)
