@@ -21,6 +21,8 @@ const (
 	LustreTransferRate = "lustre.transfer.rate"
 	// LustreTransferParallel is "on" when an instance may run more than one transfer at a time.
 	LustreTransferParallel = "lustre.transfer.parallel"
+	// LustreCapacity is how many bytes each instance may hold (a whole number above 0).
+	LustreCapacity = "lustre.capacity"
 	// ComputeInsertDelay is the time that an instance stays in PROVISIONING (a Go duration).
 	ComputeInsertDelay = "compute.insert.delay"
 )
@@ -41,6 +43,7 @@ type Key struct {
 
 var keys = []Key{
 	{ComputeInsertDelay, "DURATION: instances stay in PROVISIONING this long", checkDuration},
+	{LustreCapacity, "BYTES: the most that an instance holds; more is refused as on a full disk", checkRate},
 	{LustreExportCorrupt, "gs://BUCKET/OBJECT: the exported object gets one flipped byte", checkObject},
 	{LustreImportCorrupt, "gs://BUCKET/OBJECT: the imported file gets one flipped byte", checkObject},
 	{LustreTransferParallel, "on: an instance may run more than one transfer at a time", checkSwitch},

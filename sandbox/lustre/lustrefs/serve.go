@@ -38,6 +38,8 @@ type Options struct {
 	NoPassthrough bool
 	// Capacity, when not nil, returns how many bytes the directory may hold now; 0 is no limit.
 	Capacity func() int64
+	// Ready, when not nil, is called once requests are about to be answered.
+	Ready func()
 }
 
 // MountData is what mount(2) gets as data for the open /dev/fuse fd, with the type fuse.lustre.
@@ -80,6 +82,9 @@ func Serve(ctx context.Context, dir string, fd *os.File, o Options) error {
 		return fmt.Errorf("serve %s: %w", dir, err)
 	}
 	fd.Close()
+	if o.Ready != nil {
+		o.Ready()
+	}
 	done := make(chan struct{})
 	go func() { server.Serve(); close(done) }()
 	select {
@@ -140,8 +145,11 @@ func Args(dir string, o Options) []string {
 	return args
 }
 
-// Main is the program around Serve: it reads Args, serves descriptor 3, and takes lines
-// "capacity BYTES" from stdin.
+// ReadyLine is what Main prints when it is about to answer requests.
+const ReadyLine = "ready\n"
+
+// Main is the program around Serve: it reads Args, serves descriptor 3, prints ReadyLine, and takes
+// CapacityLine from stdin.
 func Main(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("lustre-serve", flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory to serve")
@@ -156,6 +164,7 @@ func Main(ctx context.Context, args []string) error {
 	}
 	var capacity atomic.Int64
 	o.Capacity = capacity.Load
+	o.Ready = func() { fmt.Print(ReadyLine) }
 	go readCapacity(os.Stdin, &capacity)
 	return Serve(ctx, *dir, os.NewFile(3, "/dev/fuse"), o)
 }
