@@ -51,9 +51,9 @@ var common = []string{
 
 // Releases lists what can be built, the default first.
 var Releases = []Release{
-	{Slurm: "24.11", Suite: "trixie", Packages: append(common[:len(common):len(common)], "slurm-wlm-jwt-plugin")},
+	{Slurm: "24.11", Suite: "trixie", Packages: append(common[:len(common):len(common)], "sackd", "slurm-wlm-jwt-plugin")},
 	{Slurm: "22.05", Suite: "bookworm", Packages: common},
-	{Slurm: "26.05", Suite: "sid", Packages: append(common[:len(common):len(common)], "slurm-wlm-jwt-plugin")},
+	{Slurm: "26.05", Suite: "sid", Packages: append(common[:len(common):len(common)], "sackd", "slurm-wlm-jwt-plugin")},
 }
 
 // ErrUnknownSlurm is wrapped when no release has the Slurm that was asked for.
