@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Symbols are the values of %j %A %a %u %x.
@@ -22,13 +23,13 @@ type Symbols struct {
 const noTask = 4294967294
 
 // A number between '%' and the letter pads with zeros, as sbatch does.
-var symbolRE = regexp.MustCompile(`%(?:%|([0-9]{0,2})([jAaux]))|%`)
+var symbolRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`%(?:%|([0-9]{0,2})([jAaux]))|%`) })
 
 func replaceSymbols(v string, value func(letter byte, width int) string) string {
 	if !strings.Contains(v, "%") {
 		return v
 	}
-	return symbolRE.ReplaceAllStringFunc(v, func(m string) string {
+	return symbolRE().ReplaceAllStringFunc(v, func(m string) string {
 		switch m {
 		case "%%":
 			return "%"
@@ -42,7 +43,10 @@ func replaceSymbols(v string, value func(letter byte, width int) string) string 
 
 // unknownSymbol returns the first % and what follows it that is no symbol, or "".
 func unknownSymbol(v string) string {
-	for _, at := range symbolRE.FindAllStringIndex(v, -1) {
+	if !strings.Contains(v, "%") {
+		return ""
+	}
+	for _, at := range symbolRE().FindAllStringIndex(v, -1) {
 		if at[1]-at[0] == 1 {
 			return string([]rune(v[at[0]:])[:min(2, len([]rune(v[at[0]:])))])
 		}

@@ -2,10 +2,12 @@ package directive
 
 import (
 	"fmt"
+	"net/netip"
 	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluicehpc/sluice/internal/diag"
@@ -18,14 +20,33 @@ const maxCount = 1_000_000_000
 // (1024) and Linux's on paths (4096) both lie below.
 const maxValue = 4096
 
+// Compiled when first needed: the hook's start is part of every sbatch.
 var (
-	nameRE   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
-	bestRE   = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_./-]{0,62}):(min|max)$`)
-	signalRE = regexp.MustCompile(`^(?:SIG)?([A-Z][A-Z0-9]*)@([0-9]{1,5})$`)
-	// bucketPart is one dot-separated part of a bucket's name.
-	bucketPart = regexp.MustCompile(`^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$`)
-	addressRE  = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$`)
+	bestRE   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_./-]*):(min|max)$`) })
+	signalRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(?:SIG)?([A-Z][A-Z0-9]*)@([0-9]{1,5})$`) })
 )
+
+func letterOrDigit(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// isName is [A-Za-z0-9][A-Za-z0-9_-]{0,62}.
+func isName(v string) bool {
+	if v == "" || len(v) > 63 || !letterOrDigit(v[0]) {
+		return false
+	}
+	for i := range len(v) {
+		if !letterOrDigit(v[i]) && v[i] != '_' && v[i] != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// isBucketPart is one dot-separated part of a bucket's name.
+func isBucketPart(v string) bool {
+	return isName(v) && letterOrDigit(v[len(v)-1]) && strings.ToLower(v) == v
+}
 
 // signals are those that sbatch --signal and a job can use for this.
 var signals = []string{"HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT", "URG", "XCPU"}
@@ -55,7 +76,7 @@ func (k *key) checkExpanded(v string) (message, hint string) {
 	case kindPrefix:
 		problem, hint = checkURL(v)
 	case kindName:
-		if !nameRE.MatchString(v) {
+		if !isName(v) {
 			problem, hint = "is not a name", "a name is a letter or digit, then up to 62 letters, digits, '_' and '-'"
 		}
 	case kindPath, kindDir:
@@ -78,7 +99,7 @@ func (k *key) checkExpanded(v string) (message, hint string) {
 			problem, hint = "is neither a number of steps nor a duration", "write 500 for steps, or 30m, 2h, 1d"
 		}
 	case kindBest:
-		if !bestRE.MatchString(v) {
+		if !bestRE().MatchString(v) {
 			problem, hint = "is not METRIC:min or METRIC:max", "for example loss:min"
 		}
 	case kindSignal:
@@ -134,11 +155,11 @@ func checkBucket(b string) string {
 	if len(b) > 222 || !strings.Contains(b, ".") && len(b) > 63 {
 		return "names a bucket longer than 63 characters"
 	}
-	if addressRE.MatchString(b) {
+	if _, err := netip.ParseAddr(b); err == nil {
 		return "names a bucket that looks like an address"
 	}
 	for part := range strings.SplitSeq(b, ".") {
-		if len(part) > 63 || !bucketPart.MatchString(part) {
+		if !isBucketPart(part) {
 			return fmt.Sprintf("names the bucket %q, which cannot exist", clip(b))
 		}
 	}
@@ -239,7 +260,7 @@ func parseDuration(v string) (time.Duration, error) {
 }
 
 func parseBest(v string) Best {
-	m := bestRE.FindStringSubmatch(v)
+	m := bestRE().FindStringSubmatch(v)
 	if m == nil {
 		return Best{}
 	}
@@ -247,7 +268,7 @@ func parseBest(v string) Best {
 }
 
 func parseSignal(v string) (Signal, error) {
-	m := signalRE.FindStringSubmatch(v)
+	m := signalRE().FindStringSubmatch(v)
 	if m == nil || !contains(signals, m[1]) {
 		return Signal{}, fmt.Errorf("%q is not SIG@SECONDS", v)
 	}

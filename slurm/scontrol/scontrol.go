@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluicehpc/sluice/internal/command"
@@ -255,7 +256,7 @@ func parseJob(text string, fields int) (Job, error) {
 	return j, nil
 }
 
-var exitRE = regexp.MustCompile(` ExitCode=([0-9]+):([0-9]+) `)
+var exitRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(` ExitCode=([0-9]+):([0-9]+) `) })
 
 // ExitCode returns how a job ended: its exit code, and the signal that ended
 // it or 0. The job's owner can forge it (by its name), which fools only the owner.
@@ -264,7 +265,7 @@ func (c Client) ExitCode(ctx context.Context, id uint32) (code, signal int, err 
 	if err != nil {
 		return 0, 0, fmt.Errorf("ask Slurm how job %d ended: %w", id, notFound(err))
 	}
-	m := exitRE.FindSubmatch(out)
+	m := exitRE().FindSubmatch(out)
 	if m == nil {
 		return 0, 0, fmt.Errorf("scontrol tells no exit code of job %d", id)
 	}
@@ -276,7 +277,7 @@ func (c Client) ExitCode(ctx context.Context, id uint32) (code, signal int, err 
 	return code, signal, nil
 }
 
-var keyRE = regexp.MustCompile(`(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=`)
+var keyRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=`) })
 
 // Fields reads one line of `scontrol show … --oneliner`. A value reaches to the
 // next word that looks like KEY=; of a key that comes twice the first is taken,
@@ -284,7 +285,7 @@ var keyRE = regexp.MustCompile(`(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=`)
 // are left out.
 func Fields(line string) map[string]string {
 	fields := map[string]string{}
-	at := keyRE.FindAllStringSubmatchIndex(line, -1)
+	at := keyRE().FindAllStringSubmatchIndex(line, -1)
 	for i, m := range at {
 		end := len(line)
 		if i+1 < len(at) {
