@@ -47,7 +47,7 @@ func New(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	operations, err := compute.NewZoneOperationsRESTClient(ctx, options...)
 	if err != nil {
-		instances.Close() //nolint:errcheck // the first error is told
+		instances.Close()
 		return nil, fmt.Errorf("compute: %w", err)
 	}
 	return &Client{project: cfg.Project, zone: cfg.Zone, instances: instances, operations: operations}, nil

@@ -12,9 +12,6 @@ import (
 // decode reads a JSON object into v, a pointer to a struct of the API, as strictly as Google's
 // front end: unknown fields are refused, 64-bit numbers may come as strings or as numbers.
 func decode(body []byte, v any) *apiError {
-	bad := func(format string, args ...any) *apiError {
-		return &apiError{400, "badRequest", "Invalid JSON payload received. " + fmt.Sprintf(format, args...)}
-	}
 	if len(bytes.TrimSpace(body)) == 0 {
 		body = []byte("{}")
 	}
@@ -22,33 +19,37 @@ func decode(body []byte, v any) *apiError {
 	d.UseNumber()
 	var raw any
 	if err := d.Decode(&raw); err != nil {
-		return bad("%v", err)
+		return badJSON("%v", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return bad("Unexpected data after the end of the object.")
+		return badJSON("Unexpected data after the end of the object.")
 	}
 	if _, ok := raw.(map[string]any); !ok {
-		return bad("An object is expected.")
+		return badJSON("An object is expected.")
 	}
-	normal, err := normalise(raw, reflect.TypeOf(v).Elem(), "", false)
-	if err != nil {
-		return bad("%v", err)
+	normal, bad := normalise(raw, reflect.TypeOf(v).Elem(), "", false)
+	if bad != nil {
+		return bad
 	}
 	clean, err := json.Marshal(normal)
 	if err != nil {
-		return bad("%v", err)
+		return badJSON("%v", err)
 	}
 	if err := json.Unmarshal(clean, v); err != nil {
-		return bad("%v", err)
+		return badJSON("%v", err)
 	}
 	return nil
+}
+
+func badJSON(format string, args ...any) *apiError {
+	return &apiError{400, "badRequest", "Invalid JSON payload received. " + fmt.Sprintf(format, args...)}
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
 // normalise brings raw into the form that t's json tags ask for; quoted says that the tag wants
 // a number as a string. Null means absent.
-func normalise(raw any, t reflect.Type, path string, quoted bool) (any, error) {
+func normalise(raw any, t reflect.Type, path string, quoted bool) (any, *apiError) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -68,14 +69,14 @@ func normalise(raw any, t reflect.Type, path string, quoted bool) (any, error) {
 			case reflect.Struct:
 				f, q, ok := field(t, key)
 				if !ok {
-					return nil, fmt.Errorf("Unknown name \"%s\": Cannot find field.", at)
+					return nil, badJSON("Unknown name \"%s\": Cannot find field.", at)
 				}
 				itemType, itemQuoted = f, q
 			case reflect.Map:
 				itemType = t.Elem()
 			case reflect.Interface:
 			default:
-				return nil, fmt.Errorf("Unknown name \"%s\": Cannot find field.", at)
+				return nil, badJSON("Unknown name \"%s\": Cannot find field.", at)
 			}
 			v, err := normalise(item, itemType, at, itemQuoted)
 			if err != nil {
@@ -91,7 +92,7 @@ func normalise(raw any, t reflect.Type, path string, quoted bool) (any, error) {
 		out := make([]any, 0, len(value))
 		for i, item := range value {
 			if item == nil {
-				return nil, fmt.Errorf("null is no value of \"%s\".", path)
+				return nil, badJSON("null is no value of \"%s\".", path)
 			}
 			v, err := normalise(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i), false)
 			if err != nil {

@@ -43,7 +43,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(status)
-	w.Write(append(body, '\n')) //nolint:errcheck // the client is gone: nobody to tell
+	w.Write(append(body, '\n')) // an error means that the client is gone
 }
 
 func notFound(resource string) *apiError {
@@ -84,10 +84,6 @@ func (e *opError) api() *api.OperationErrorErrors {
 
 func opAlreadyExists(resource string) *opError {
 	return &opError{"RESOURCE_ALREADY_EXISTS", fmt.Sprintf("The resource '%s' already exists", resource), 409}
-}
-
-func opNotFound(resource string) *opError {
-	return &opError{"RESOURCE_NOT_FOUND", fmt.Sprintf("The resource '%s' was not found", resource), 404}
 }
 
 func opInternal(err error) *opError {

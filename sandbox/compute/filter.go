@@ -33,6 +33,9 @@ func parseFilter(text string, t reflect.Type) (func(any) bool, error) {
 	if len(text) > maxFilter {
 		return nil, fmt.Errorf("longer than %d bytes", maxFilter)
 	}
+	if !utf8.ValidString(text) {
+		return nil, errors.New("not UTF-8")
+	}
 	tokens, err := filterTokens(text)
 	if err != nil {
 		return nil, err

@@ -147,7 +147,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set("Content-Type", a.contentType)
 		w.Header().Set("ETag", a.etag)
-		w.Write(a.body) //nolint:errcheck // the client is gone: nobody to tell
+		w.Write(a.body) // an error means that the client is gone
 		return
 	}
 }
