@@ -79,7 +79,7 @@ func newWorld(t *testing.T, change ...func(*lustre.Options)) *world {
 	w := &world{t: t, storage: st, faults: new(faults.Set), dir: filepath.Join(dir, "lustre"), clock: new(fakeNow)}
 	o := lustre.Options{
 		Dir: w.dir, Bucket: lustre.FromStorage(st), Faults: w.faults, Now: w.clock.now,
-		ServeCommand: []string{"/proc/self/exe"},
+		ServeCommand: fusetest.ServeCommand(t),
 		Log:          slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	for _, c := range change {

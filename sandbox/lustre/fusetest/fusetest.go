@@ -45,6 +45,34 @@ func Main(m *testing.M) (code int) {
 	return 0
 }
 
+// ServeCommand starts this program as the file system's server; lustrefs.Args are to be added.
+func ServeCommand(t testing.TB) []string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"/usr/bin/env", serveEnv + "=1", self}
+}
+
+// Open makes a mount at dir whose requests come to the returned file, and takes it away at the
+// test's end. It skips the test where it cannot mount.
+func Open(t testing.TB, dir, source string) *os.File {
+	t.Helper()
+	if os.Getenv(namespaceEnv) == "" {
+		t.Skip("needs root, for a mount namespace")
+	}
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if err := syscall.Mount(source, dir, "fuse.lustre", syscall.MS_NOSUID|syscall.MS_NODEV, lustrefs.MountData(fuse.Fd())); err != nil {
+		t.Fatalf("mount: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return fuse
+}
+
 // Mount is a mounted stand-in.
 type Mount struct {
 	Dir    string
@@ -56,18 +84,8 @@ type Mount struct {
 // New mounts data at dir and takes it away at the test's end. It skips the test where it cannot mount.
 func New(t testing.TB, data, dir, source string, o lustrefs.Options) *Mount {
 	t.Helper()
-	if os.Getenv(namespaceEnv) == "" {
-		t.Skip("needs root, for a mount namespace")
-	}
-	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
+	fuse := Open(t, dir, source)
 	defer fuse.Close()
-	var flags uintptr = syscall.MS_NOSUID | syscall.MS_NODEV
-	if err := syscall.Mount(source, dir, "fuse.lustre", flags, lustrefs.MountData(fuse.Fd())); err != nil {
-		t.Fatalf("mount: %v", err)
-	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
