@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
@@ -47,6 +48,7 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 	if logger == nil {
 		logger = log.New(io.Discard, "", 0)
 	}
+	var fresh sync.Map // connections that carried no call yet
 	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	srv := &http.Server{
@@ -56,11 +58,20 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          logger,
 		BaseContext:       func(net.Listener) context.Context { return calls },
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}},
+		ConnState: func(c net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				fresh.Store(c, nil)
+			} else {
+				fresh.Delete(c)
+			}
+		},
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}},
 	}
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(done)
+		// Shutdown would give these five seconds.
+		fresh.Range(func(c, _ any) bool { c.(net.Conn).Close(); return true })
 		timer := time.AfterFunc(stopTimeout, cancel) // handlers that wait see their ctx end
 		defer timer.Stop()
 		sctx, scancel := context.WithTimeout(calls, 2*stopTimeout)
