@@ -2,6 +2,7 @@
 package fusetest
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -95,8 +96,15 @@ func New(t testing.TB, data, dir, source string, o lustrefs.Options) *Mount {
 	cmd.Env = append(os.Environ(), serveEnv+"=1")
 	cmd.Stdin, cmd.Stderr = r, os.Stderr
 	cmd.ExtraFiles = []*os.File{fuse}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != lustrefs.ReadyLine {
+		t.Fatalf("the server says %q, %v", line, err)
 	}
 	exited := make(chan struct{})
 	go func() { cmd.Wait(); close(exited) }()
