@@ -20,6 +20,7 @@ const maxNext = 5 * time.Minute
 // report tells sluiced how the node is: regularly, and at once when something changes.
 func (a *Agent) report(ctx context.Context) {
 	again := time.Duration(0)
+	silent := true // sluiced did not answer the last report
 	for {
 		next, err := a.reportOnce(ctx)
 		if ctx.Err() != nil {
@@ -32,7 +33,11 @@ func (a *Agent) report(ctx context.Context) {
 			next = again
 		} else {
 			again = 0
+			if silent {
+				poke(a.kept)
+			}
 		}
+		silent = err != nil
 		a.mu.Lock()
 		if said != a.lastError {
 			if err != nil {
