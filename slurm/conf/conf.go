@@ -39,9 +39,9 @@ type Cluster struct {
 	ResumeTimeout  time.Duration // 5m: from ResumeProgram to a node that registered
 	SuspendTimeout time.Duration // 2m
 	SuspendTime    time.Duration // 5m of idling; negative: never
-	// PrologTimeout bounds Prolog and Epilog. What else would give up on a node
-	// that is still in its Prolog follows it: messages, the batch launch, the
-	// job's credential. 10m.
+	// PrologTimeout bounds Prolog and Epilog; it is at least a minute above
+	// ResumeTimeout. What else would give up on a node that is still in its
+	// Prolog follows it: messages, the batch launch, the job's credential. 10m.
 	PrologTimeout time.Duration
 	// StageInTimeout and StageOutTimeout bound a job's transfers; at most 24
 	// days (the plugin counts milliseconds in 32 bits): 24h.
@@ -75,7 +75,6 @@ type NodeSet struct {
 	CPUs      int
 	MemoryMiB int
 	Features  []string
-	Gres      string // as slurm.conf writes it; "" for none
 }
 
 // Partition is a partition over node sets.
@@ -241,9 +240,6 @@ func (c *Cluster) check() (features, error) {
 		for _, feature := range s.Features {
 			match("feature of node set "+s.Name, feature, wordRE)
 		}
-		if s.Gres != "" {
-			match("gres of node set "+s.Name, s.Gres, listRE)
-		}
 	}
 	if len(c.Partitions) == 0 {
 		bad("no partitions")
@@ -301,7 +297,10 @@ func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Sec
 func (c *Cluster) program(name string) string { return path.Join(c.ProgramDir, name) }
 
 func (c *Cluster) slurm(f features) []byte {
-	prolog := seconds(c.PrologTimeout)
+	// PrologSlurmctld waits for nodes to boot under the same limit; Slurm gives
+	// up on a node by itself after ResumeTimeout.
+	timeout := max(c.PrologTimeout, c.ResumeTimeout+time.Minute)
+	prolog := seconds(timeout)
 	var l lines
 	l.add("ClusterName", c.Name)
 	l.add("SlurmctldHost", c.ControllerHost)
@@ -346,7 +345,7 @@ func (c *Cluster) slurm(f features) []byte {
 	l.add("PrologEpilogTimeout", prolog)
 	l.add("BatchStartTimeout", prolog)
 	l.add("MessageTimeout", prolog)
-	l.add("UnkillableStepTimeout", seconds(5*c.PrologTimeout)) // at least 5 x MessageTimeout
+	l.add("UnkillableStepTimeout", seconds(5*timeout)) // at least 5 x MessageTimeout
 	l.add("", "")
 	// Intervals of a second: what Slurm waits between looking at its queue and
 	// its nodes is time in which a ready node is idle.
@@ -375,9 +374,6 @@ func (c *Cluster) slurm(f features) []byte {
 		v := fmt.Sprintf("%s State=CLOUD CPUs=%d RealMemory=%d", s.Nodes, s.CPUs, s.MemoryMiB)
 		if len(s.Features) > 0 {
 			v += " Feature=" + strings.Join(s.Features, ",")
-		}
-		if s.Gres != "" {
-			v += " Gres=" + s.Gres
 		}
 		l.add("NodeName", v)
 	}

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -94,7 +95,8 @@ func readScript(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the job's script: %w", err)
 	}
-	return script, nil
+	// Slurm keeps the terminating NUL of its string.
+	return bytes.TrimRight(script, "\x00"), nil
 }
 
 // functions are the burst-buffer functions that start a process.
@@ -151,6 +153,11 @@ func (h *Hook) jobProcess(ctx context.Context, o options) (answer, error) {
 	file := o.values["file"]
 	if file == "" {
 		file = "script"
+	}
+	if o.values["interactive"] == "true" {
+		// The lines of salloc or srun --bbf FILE, below a first line of Slurm's.
+		file = "--bbf"
+		_, script, _ = bytes.Cut(script, []byte("\n"))
 	}
 	if _, err := directive.Parse(file, script); err != nil {
 		var list diag.List
