@@ -170,8 +170,12 @@ func (m *Manager) Resume(ctx context.Context, names []string) error {
 		}
 		n.Want, n.RequestedAt, n.Deadline = true, now, now.Add(m.ResumeTimeout)
 		n.ReadyAt, n.Reason, n.NotBefore, n.Failures = time.Time{}, "", time.Time{}, 0
-		if n.State == Absent {
+		switch n.State {
+		case Absent:
 			return n.Enter(Requested)
+		case Present:
+			// One that nobody asked for: slurmctld takes no node that booted before its resume.
+			return n.Enter(Deleting)
 		}
 		return nil // it goes first, then it comes again
 	})
@@ -196,7 +200,7 @@ func (m *Manager) Suspend(ctx context.Context, names []string, reason string) er
 // news.
 func (m *Manager) Ready(ctx context.Context, name string, at time.Time) (news bool, err error) {
 	err = m.change(ctx, []string{name}, func(n *Node) error {
-		if at.Before(n.RequestedAt) || at.Equal(n.ReadyAt) || !n.Want {
+		if at.Before(n.RequestedAt) || at.Equal(n.ReadyAt) || n.State == Absent || n.State == Deleting {
 			return errUnchanged
 		}
 		news = true
@@ -396,8 +400,18 @@ func (m *Manager) insert(ctx context.Context, b Batch) {
 		m.settle(ctx, b.RequestID, b.Names, err)
 		return
 	}
+	// A success may lack names: those that existed when it began and are gone now.
+	list, err := m.Compute.List(ctx, m.filter())
+	if err != nil {
+		m.settle(ctx, b.RequestID, b.Names, err)
+		return
+	}
+	made := map[string]bool{}
+	for _, in := range list {
+		made[in.Name] = true
+	}
 	m.finish(ctx, b.RequestID, b.Names, func(n *Node) {
-		if n.State == Requested {
+		if n.State == Requested && made[n.Name] {
 			n.State, n.Failures, n.Reason = Present, 0, ""
 		}
 	})

@@ -91,6 +91,44 @@ type NodeSet struct {
 	Features       []string          `yaml:"features,omitempty"`
 }
 
+// ImagePath names the image as Compute Engine does; a bare name is the project's.
+func (ns NodeSet) ImagePath(project string) string {
+	switch {
+	case strings.Contains(ns.Image, "/"):
+		return ns.Image
+	case ns.Image != "":
+		return "projects/" + project + "/global/images/" + ns.Image
+	case strings.Contains(ns.ImageFamily, "/"):
+		return ns.ImageFamily
+	}
+	return "projects/" + project + "/global/images/family/" + ns.ImageFamily
+}
+
+// NetworkPath names the network; with neither network nor subnetwork it is the default one.
+func (ns NodeSet) NetworkPath() string {
+	switch {
+	case strings.Contains(ns.Network, "/"):
+		return ns.Network
+	case ns.Network != "":
+		return "global/networks/" + ns.Network
+	case ns.Subnetwork != "":
+		return ""
+	}
+	return "global/networks/default"
+}
+
+// SubnetworkPath names the subnetwork, or is "". A bare name is in the zone's region.
+func (ns NodeSet) SubnetworkPath(zone string) string {
+	if ns.Subnetwork == "" || strings.Contains(ns.Subnetwork, "/") {
+		return ns.Subnetwork
+	}
+	region := zone
+	if i := strings.LastIndexByte(zone, '-'); i > 0 {
+		region = zone[:i]
+	}
+	return "regions/" + region + "/subnetworks/" + ns.Subnetwork
+}
+
 // Partition is a Slurm partition over node sets.
 type Partition struct {
 	Name     string   `yaml:"name"`

@@ -53,12 +53,18 @@ type Job struct {
 	EndedAt   time.Time `json:"ended_at,omitzero"` // of the run; zero: it did not run
 	// Started are the nodes whose Prolog ran.
 	Started []string `json:"started,omitempty"`
-	// EndState is Slurm's word for how it ended, "" until known.
+	// Resumed are the nodes that were started for it.
+	Resumed []string `json:"resumed,omitempty"`
+	// EndState is how it ended: success, failure or requeued; "" until known.
+	// EndWords say why it failed.
 	EndState string `json:"end_state,omitempty"`
+	EndWords string `json:"end_words,omitempty"`
 	// Environment is what the job gets, set once everything is staged.
 	Environment map[string]string `json:"environment,omitempty"`
 	// OutStarted is set once the stage-outs were asked for.
 	OutStarted bool `json:"out_started,omitempty"`
+	// OutFailed is set when a stage-out failed: the directory is kept.
+	OutFailed bool `json:"out_failed,omitempty"`
 	// DirRemoved is set once the directory is gone.
 	DirRemoved bool `json:"dir_removed,omitempty"`
 }

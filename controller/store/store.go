@@ -369,3 +369,22 @@ func (s *Store) JobsOf(ctx context.Context, transfer string) ([]Key, error) {
 	}
 	return keys, rows.Err()
 }
+
+// OwnersOf returns the uids of all jobs that are or were attached to a transfer,
+// one for each job.
+func (s *Store) OwnersOf(ctx context.Context, transfer string) ([]uint32, error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT j.uid FROM attachments a JOIN jobs j USING (job_id, gen) WHERE a.transfer = ?`, transfer)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	defer rows.Close()
+	var uids []uint32
+	for rows.Next() {
+		var uid uint32
+		if err := rows.Scan(&uid); err != nil {
+			return nil, err
+		}
+		uids = append(uids, uid)
+	}
+	return uids, rows.Err()
+}

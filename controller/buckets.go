@@ -1,0 +1,82 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/sluicehpc/sluice/gcp/storage"
+	"github.com/sluicehpc/sluice/internal/clock"
+	"github.com/sluicehpc/sluice/staging"
+)
+
+// How long a verdict on a bucket is believed while sbatch waits. A bad one only
+// shortly: the user may just have made the bucket.
+const (
+	goodFor  = 10 * time.Minute
+	badFor   = 30 * time.Second
+	maxKnown = 10000
+)
+
+// buckets remembers whether buckets can be read.
+type buckets struct {
+	bucket staging.Bucket
+	clock  clock.Clock
+
+	mu    sync.Mutex // guards what follows
+	known map[string]bucketVerdict
+	asked map[string]bool
+}
+
+type bucketVerdict struct {
+	err error // nil, or of a class that a person can act on
+	at  time.Time
+}
+
+func newBuckets(b staging.Bucket, c clock.Clock) *buckets {
+	return &buckets{bucket: b, clock: c, known: map[string]bucketVerdict{}, asked: map[string]bool{}}
+}
+
+// remembered answers from memory; known is false when nobody asked lately.
+func (b *buckets) remembered(bucket string) (err error, known bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v, ok := b.known[bucket]
+	age := b.clock.Now().Sub(v.at)
+	if !ok || age > goodFor || v.err != nil && age > badFor {
+		return nil, false
+	}
+	return v.err, true
+}
+
+// check asks the service and remembers what it says for sure.
+func (b *buckets) check(ctx context.Context, bucket string) error {
+	err := b.bucket.CheckBucket(ctx, bucket)
+	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrDenied) {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.known) >= maxKnown {
+		clear(b.known) // names come from users: memory stays bounded
+	}
+	b.known[bucket] = bucketVerdict{err, b.clock.Now()}
+	return err
+}
+
+// refresh asks in the background, once at a time a bucket.
+func (b *buckets) refresh(ctx context.Context, wg *sync.WaitGroup, bucket string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.asked[bucket] || len(b.asked) >= 64 {
+		return
+	}
+	b.asked[bucket] = true
+	wg.Go(func() {
+		b.check(ctx, bucket) // a failure is no verdict: setup asks again
+		b.mu.Lock()
+		delete(b.asked, bucket)
+		b.mu.Unlock()
+	})
+}

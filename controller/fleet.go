@@ -1,0 +1,297 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/controller/store"
+	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/health"
+	"github.com/sluicehpc/sluice/nodes"
+)
+
+// fleet is what the agents said last. It lives in memory: agents say it again.
+type fleet struct {
+	c *Controller
+
+	mu        sync.Mutex // guards what follows
+	reports   map[string]*report
+	instances map[string]*lustre.Instance // by file system
+	asked     map[string]time.Time        // when an instance was last read
+}
+
+type report struct {
+	api.NodeReport
+	seenAt time.Time
+	since  map[string]time.Time // by file system: when its state began
+}
+
+func newFleet(c *Controller) *fleet {
+	return &fleet{c: c, reports: map[string]*report{}, instances: map[string]*lustre.Instance{}, asked: map[string]time.Time{}}
+}
+
+// How soon agents report again, in seconds.
+const (
+	nextReady    = 10.0
+	nextNotReady = 1.0
+)
+
+// instanceEvery is how often the instances' states are read.
+const instanceEvery = 15 * time.Second
+
+func (f *fleet) watchInstances(ctx context.Context) {
+	for {
+		wait := instanceEvery
+		for _, fs := range f.c.Config.FileSystems {
+			actx, cancel := context.WithTimeout(ctx, instanceEvery)
+			in, err := f.c.Lustre.GetInstance(actx, fs.Instance)
+			cancel()
+			if err != nil && !gcp.IsNotFound(err) {
+				if ctx.Err() == nil {
+					f.c.Log.Warn("read a Lustre instance", "instance", fs.Instance, "err", err)
+				}
+				wait = time.Second
+				continue
+			}
+			if err != nil {
+				in = &lustre.Instance{State: "NOT_FOUND"}
+			}
+			f.mu.Lock()
+			if old := f.instances[fs.Name]; old != nil && old.UID != in.UID {
+				f.c.Log.Warn("a Lustre instance was made anew: its datasets are gone", "instance", fs.Instance)
+			}
+			f.instances[fs.Name] = in
+			f.mu.Unlock()
+			if in.MountPoint == "" {
+				wait = time.Second
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.c.Clock.After(wait):
+		}
+	}
+}
+
+// agentReport takes an agent's word and says what should be mounted there.
+func (c *Controller) agentReport(ctx context.Context, in api.NodeReport) (any, error) {
+	f, now := c.fleet, c.Clock.Now()
+	if !known(in, c) {
+		return nil, api.Errorf(api.CodeDenied, "node %q is not of this cluster", in.Node)
+	}
+	f.mu.Lock()
+	r := &report{NodeReport: in, seenAt: now, since: map[string]time.Time{}}
+	old := f.reports[in.Node]
+	for _, m := range in.Mounts {
+		r.since[m.Name] = now
+		if old == nil || old.BootID != in.BootID {
+			continue
+		}
+		for _, o := range old.Mounts {
+			if o.Name == m.Name && o.State == m.State {
+				r.since[m.Name] = old.since[m.Name]
+			}
+		}
+	}
+	f.reports[in.Node] = r
+	answer := api.ReportAnswer{NextSeconds: nextReady}
+	for _, fs := range c.Config.FileSystems {
+		a := api.FileSystem{Name: fs.Name, Dir: fs.Mount, Default: fs.Default, Types: fs.Types}
+		if i := f.instances[fs.Name]; i != nil {
+			a.Source = i.MountPoint
+		}
+		answer.FileSystems = append(answer.FileSystems, a)
+		for _, m := range in.Mounts {
+			if m.Name == fs.Name && m.State != "ok" {
+				answer.Cause = worse(answer.Cause, f.judge(fs.Name, now).For(in.Node))
+			}
+		}
+	}
+	f.mu.Unlock()
+	if in.ReadyAt == "" {
+		answer.NextSeconds = nextNotReady
+		return answer, nil
+	}
+	if ready, err := time.Parse(api.TimeFormat, in.ReadyAt); err == nil && in.Role == api.RoleCompute {
+		news, err := c.nodes.Ready(ctx, in.Node, ready)
+		if err != nil {
+			return nil, err
+		}
+		if news {
+			c.Log.Info("node ready", "node", in.Node)
+			if err := c.nodeReady(ctx, in.Node); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return answer, nil
+}
+
+// known says whether a report can be believed: a compute node must be in
+// sluice.yaml; others are for the list only.
+func known(in api.NodeReport, c *Controller) bool {
+	_, ok := c.nodes.Node(in.Node)
+	switch in.Role {
+	case api.RoleCompute:
+		return ok
+	case api.RoleController, api.RoleLogin:
+		return !ok && in.Node != "" && len(in.Node) < 254
+	}
+	return false
+}
+
+// worse picks what to say of two file systems: the node's own fault drains it,
+// so it is said only when nothing speaks against it.
+func worse(a string, b health.Cause) string {
+	order := []string{"", string(health.Node), string(health.Unknown), string(health.FileSystem)}
+	if slices.Index(order, string(b)) > slices.Index(order, a) {
+		return string(b)
+	}
+	return a
+}
+
+// judge asks whose fault a file system's trouble is. f.mu is held.
+func (f *fleet) judge(fs string, now time.Time) health.Verdict {
+	var list []health.NodeTrouble
+	for name, r := range f.reports {
+		for _, m := range r.Mounts {
+			if m.Name == fs {
+				list = append(list, health.NodeTrouble{Node: name, State: m.State, Since: r.since[fs], SeenAt: r.seenAt})
+			}
+		}
+	}
+	state := ""
+	if i := f.instances[fs]; i != nil {
+		state = string(i.State)
+	}
+	return health.Judge(list, state, now)
+}
+
+// nodeReady notes, for the jobs that a node was started for, that the last of
+// their nodes is ready.
+func (c *Controller) nodeReady(ctx context.Context, name string) error {
+	active, err := c.Store.ActiveJobs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, j := range active {
+		if !slices.Contains(j.Resumed, name) {
+			continue
+		}
+		var last time.Time
+		all := true
+		for _, n := range j.Resumed {
+			node, ok := c.nodes.Node(n)
+			all = all && ok && !node.ReadyAt.IsZero()
+			if node.ReadyAt.After(last) {
+				last = node.ReadyAt
+			}
+		}
+		if all {
+			if err := c.Store.AddEvent(ctx, j.Key, api.EventNodesReady, last, false); err != nil {
+				return err
+			}
+			c.changed.wake()
+		}
+	}
+	return nil
+}
+
+// agentJob notes a moment of a job on a node.
+func (c *Controller) agentJob(ctx context.Context, in api.JobEvent) (any, error) {
+	if _, ok := c.nodes.Node(in.Node); !ok {
+		return nil, api.Errorf(api.CodeDenied, "node %q is not of this cluster", in.Node)
+	}
+	when, err := time.Parse(api.TimeFormat, in.At)
+	if err != nil {
+		return nil, api.Errorf(api.CodeBadRequest, "bad time %q", in.At)
+	}
+	j, err := c.Store.Job(ctx, in.JobID)
+	if err != nil || when.Before(j.CreatedAt) {
+		return api.Ack{}, nil // a job without directives, or a word about an earlier run
+	}
+	switch in.Event {
+	case "prolog":
+		if err := c.Store.AddEvent(ctx, j.Key, api.EventJobStarted, when, true); err != nil {
+			return nil, err
+		}
+		_, err = c.Store.UpdateJob(ctx, j.Key, func(j *store.Job) error {
+			if !slices.Contains(j.Started, in.Node) {
+				j.Started = append(j.Started, in.Node)
+			}
+			if !slices.Contains(j.Nodes, in.Node) {
+				j.Nodes = append(j.Nodes, in.Node)
+			}
+			if j.Phase == store.PhaseStaged {
+				j.Phase = store.PhaseRunning
+			}
+			return nil
+		})
+	case "epilog":
+		err = c.jobEnded(ctx, j, when)
+	default:
+		return nil, api.Errorf(api.CodeBadRequest, "unknown event %q", in.Event)
+	}
+	c.changed.wake()
+	return api.Ack{}, err
+}
+
+// silent is after how long without a report a node counts as not ready.
+const silent = time.Minute
+
+// nodeList joins what Slurm wants, what the cloud has and what the agents say.
+func (c *Controller) nodeList(context.Context, Caller) (any, error) {
+	f, now := c.fleet, c.Clock.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := api.Nodes{Nodes: []api.Node{}}
+	seen := map[string]bool{}
+	for _, n := range c.nodes.List() {
+		seen[n.Name] = true
+		v := api.Node{Name: n.Name, Role: api.RoleCompute, Reason: n.Reason,
+			RequestedAt: api.FormatTime(n.RequestedAt), ReadyAt: api.FormatTime(n.ReadyAt)}
+		r := f.reports[n.Name]
+		switch n.State {
+		case nodes.Absent:
+			v.State = "absent"
+		case nodes.Requested:
+			v.State = "requested"
+		case nodes.Deleting:
+			v.State = "deleting"
+		default:
+			v.State = "booting"
+			if r != nil && !n.ReadyAt.IsZero() {
+				v.State = state(r, now)
+			}
+		}
+		if r != nil && n.State != nodes.Absent {
+			v.SeenAt, v.Mounts = api.FormatTime(r.seenAt), r.Mounts
+		}
+		out.Nodes = append(out.Nodes, v)
+	}
+	var others []string
+	for name := range f.reports {
+		if !seen[name] {
+			others = append(others, name)
+		}
+	}
+	slices.Sort(others)
+	for _, name := range others {
+		r := f.reports[name]
+		out.Nodes = append(out.Nodes, api.Node{Name: name, Role: r.Role, State: state(r, now),
+			ReadyAt: r.ReadyAt, SeenAt: api.FormatTime(r.seenAt), Mounts: r.Mounts})
+	}
+	return out, nil
+}
+
+func state(r *report, now time.Time) string {
+	if r.ReadyAt == "" || now.Sub(r.seenAt) > silent {
+		return "not_ready"
+	}
+	return "ready"
+}
