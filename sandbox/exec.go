@@ -131,7 +131,7 @@ func (c *Client) execVM(ctx context.Context, o ExecOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	argv := []string{guest.Binary, "as", "-user", o.User, "--"}
+	argv := []string{guest.Binary, "as", "-with-parent", "-user", o.User, "--"}
 	cmd := exec.Command(argv[0], append(argv[1:], o.Args...)...)
 	cmd.Env = []string{"PATH=" + guest.Path}
 	if term := os.Getenv("TERM"); term != "" {
@@ -139,13 +139,12 @@ func (c *Client) execVM(ctx context.Context, o ExecOptions) (int, error) {
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
 	// The thread changes its namespaces for good: the goroutine keeps it until both end. It must live as long
-	// as the child, whose death signal follows it.
+	// as the child, which -with-parent ends with it.
 	started, ended := make(chan error, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -91,18 +91,18 @@ func up(ctx context.Context, o Options) (_ *Status, err error) {
 	case !errors.Is(err, ErrNotRunning):
 		return nil, err
 	}
-	root, err := rootfs.Ensure(ctx, rootfs.Options{Cache: rootfs.Cache(), Slurm: release.Slurm, Log: o.Log})
-	if err != nil {
-		return nil, err
-	}
-	if err := p.remove(); err != nil {
-		return nil, fmt.Errorf("removing what an earlier one left: %w", err)
-	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.remove())
 		}
 	}()
+	root, err := rootfs.Ensure(ctx, rootfs.Options{Cache: rootfs.Cache(), Slurm: release.Slurm, Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.RemoveAll(p.state), os.RemoveAll(p.data)); err != nil {
+		return nil, fmt.Errorf("removing what an earlier one left: %w", err)
+	}
 	if err := p.prepare(ctx, root, o.WriteImage); err != nil {
 		return nil, err
 	}
@@ -153,9 +153,13 @@ func (p paths) prepare(ctx context.Context, root string, writeImage func(string)
 	return nil
 }
 
-// remove removes everything of a sandbox that does not run.
+// remove removes everything of a sandbox that does not run, the lock last, which the caller holds.
 func (p paths) remove() error {
-	return errors.Join(os.RemoveAll(p.state), os.RemoveAll(p.data))
+	if err := errors.Join(os.RemoveAll(p.state), os.RemoveAll(p.data), os.Remove(p.lock)); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Dir(p.state)) // unless another sandbox has its place there
+	return nil
 }
 
 // spawn starts the outer process and waits until it is ready.
@@ -295,11 +299,7 @@ func down(ctx context.Context, name string) error {
 	case !errors.Is(err, ErrNotRunning):
 		return err
 	}
-	if err := errors.Join(p.remove(), os.Remove(p.lock)); err != nil {
-		return err
-	}
-	_ = os.Remove(filepath.Dir(p.state)) // unless another sandbox has its place there
-	return nil
+	return p.remove()
 }
 
 func exists(path string) bool {

@@ -39,6 +39,8 @@ type execSpec struct {
 	Groups []uint32         `json:"groups"`
 	UMask  uint32           `json:"umask"`
 	Limits map[string]Limit `json:"limits,omitempty"`
+
+	withParent bool // the kernel kills the program when its parent dies
 }
 
 // become turns the calling process into the program; it returns only with an error.
@@ -64,6 +66,11 @@ func (s execSpec) become() error {
 		}
 		if err := syscall.Setuid(int(s.UID)); err != nil {
 			return fmt.Errorf("setting the user: %w", err)
+		}
+	}
+	if s.withParent { // after the user, whose change would undo it
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+			return fmt.Errorf("following the parent: %w", err)
 		}
 	}
 	if err := os.Chdir(s.Dir); err != nil && !(s.DirMay && errors.Is(err, os.ErrNotExist)) {
@@ -166,14 +173,14 @@ func (id identity) env() []string {
 }
 
 // As turns the calling process into argv, run as the user ("" is root) with that user's own
-// environment, in the user's home. It returns only with an error.
-func As(ctx context.Context, user string, argv []string) error {
+// environment, in the user's home. With withParent the kernel kills it when the caller's parent dies. As returns only with an error.
+func As(ctx context.Context, user string, argv []string, withParent bool) error {
 	id, err := resolve(ctx, user, "", nil)
 	if err != nil {
 		return err
 	}
 	s := execSpec{
-		Argv: argv, Dir: id.user.Home, DirMay: true, UID: id.user.UID, GID: id.gid, Groups: id.groups, UMask: 0o022,
+		Argv: argv, Dir: id.user.Home, DirMay: true, UID: id.user.UID, GID: id.gid, Groups: id.groups, UMask: 0o022, withParent: withParent,
 		Env: append(id.env(), "PATH="+Path, "LANG=C.UTF-8"),
 	}
 	if term := os.Getenv("TERM"); term != "" {

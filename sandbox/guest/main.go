@@ -62,10 +62,11 @@ func run(name string, args []string, stdout, stderr io.Writer) (int, error) {
 	case "as":
 		flags := flag.NewFlagSet("as", flag.ContinueOnError)
 		user := flags.String("user", "", "the user; root unless given")
+		withParent := flags.Bool("with-parent", false, "end when the parent dies")
 		if err := flags.Parse(args); err != nil || flags.NArg() == 0 {
-			return 2, errors.New("usage: as [-user NAME] PROGRAM [ARGUMENT]…")
+			return 2, errors.New("usage: as [-user NAME] [-with-parent] PROGRAM [ARGUMENT]…")
 		}
-		return exitNotExecuted, As(ctx, *user, flags.Args())
+		return exitNotExecuted, As(ctx, *user, flags.Args(), *withParent)
 	case "startup-script":
 		return startupScript(ctx, metadataURL, stdout), nil
 	case "systemctl":
