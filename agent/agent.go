@@ -40,10 +40,9 @@ type Config struct {
 	Controller  string // host:port of sluiced
 	Fingerprint string // of sluiced's certificate
 
-	Root      string   // before the sockets, the state and the spool; $SLUICE_ROOT
-	KeyFile   string   // Slurm's key
-	CertDir   string   // where sluiced keeps its certificate, on the controller
-	FSTypes   []string // accepted types of the mounts
+	Root      string // before the sockets, the state and the spool; $SLUICE_ROOT
+	KeyFile   string // Slurm's key
+	CertDir   string // where sluiced keeps its certificate, on the controller
 	SlurmUser string
 	UIDMin    uint32 // the first uid of a person
 	Version   string // of the binary
@@ -53,7 +52,6 @@ type Config struct {
 var Defaults = Config{
 	KeyFile:   "/etc/slurm/slurm.key",
 	CertDir:   remote.DefaultDir,
-	FSTypes:   []string{"lustre"},
 	SlurmUser: "slurm",
 	UIDMin:    1000,
 }

@@ -370,6 +370,13 @@ func TestWhatIsMountedFollowsSluiced(t *testing.T) {
 	s.set(func(s *sluiced) { s.answer.FileSystems = []api.FileSystem{scratch, home} })
 	eventually(t, "both mounted", func() bool { return v.prolog(1, aliceUID).Ready })
 
+	home.Source = ""
+	s.set(func(s *sluiced) { s.answer.FileSystems = []api.FileSystem{scratch, home}; s.reports = nil })
+	eventually(t, "two reports", func() bool { _, n := s.last(); return n >= 2 })
+	if got := v.prolog(1, aliceUID); !got.Ready {
+		t.Errorf("sluiced has forgotten the address: got %+v, want ready as before", got)
+	}
+
 	home.Source = "10.0.0.7@tcp:/home"
 	s.set(func(s *sluiced) { s.answer.FileSystems = []api.FileSystem{scratch, home} })
 	eventually(t, "the old mount to be named", func() bool {

@@ -31,8 +31,8 @@ func newMount(f api.FileSystem) *mount {
 	return m
 }
 
-func (a *Agent) check(f api.FileSystem) probe.Check {
-	return probe.Check{Dir: f.Dir, Source: f.Source, Types: a.config.FSTypes}
+func check(f api.FileSystem) probe.Check {
+	return probe.Check{Dir: f.Dir, Source: f.Source, Types: f.Types}
 }
 
 // look probes once what an earlier agent was told to mount, so that a restart
@@ -48,7 +48,7 @@ func (a *Agent) look() {
 	for _, m := range all {
 		if m.fs.Source != "" {
 			probes.Go(func() {
-				r := a.probe(a.check(m.fs))
+				r := a.probe(check(m.fs))
 				a.found(m, r.State, r.Detail)
 			})
 		}
@@ -73,6 +73,13 @@ func (a *Agent) watchKnown(ctx context.Context) {
 func (a *Agent) apply(ctx context.Context, want []api.FileSystem) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	want = slices.Clone(want)
+	for i, f := range want {
+		// A sluiced that has just started does not know the address yet; what is mounted is no worse for that.
+		if old := a.mounts[f.Name]; old != nil && f.Source == "" && old.fs.Dir == f.Dir {
+			want[i].Source = old.fs.Source
+		}
+	}
 	if a.state.Known && reflect.DeepEqual(want, a.state.FileSystems) {
 		return
 	}
@@ -100,7 +107,7 @@ func (a *Agent) apply(ctx context.Context, want []api.FileSystem) {
 	a.state.Known, a.state.FileSystems = true, want
 	a.stateChanged()
 	a.save()
-	if err := prolog.WriteMounts(a.config.Root+prolog.MountsFile, want, a.config.FSTypes); err != nil {
+	if err := prolog.WriteMounts(a.config.Root+prolog.MountsFile, want); err != nil {
 		a.log.Error("write the mounts for later Prologs", "error", err)
 	}
 }
@@ -117,7 +124,7 @@ func (a *Agent) watchOver(ctx context.Context, m *mount) {
 // watch mounts the file system and probes it until ctx ends.
 func (a *Agent) watch(ctx context.Context, m *mount) {
 	for {
-		r := a.probe(a.check(m.fs))
+		r := a.probe(check(m.fs))
 		if ctx.Err() != nil {
 			return
 		}
@@ -140,7 +147,7 @@ func (a *Agent) mountIt(ctx context.Context, m *mount) error {
 	a.found(m, probe.NotMounted, "being mounted")
 	said := ""
 	return retry.Do(ctx, a.pace.mount, func(error) bool { return true }, func(ctx context.Context) error {
-		err := a.mount(ctx, lustre.Spec{Source: m.fs.Source, Dir: m.fs.Dir, Types: a.config.FSTypes})
+		err := a.mount(ctx, lustre.Spec{Source: m.fs.Source, Dir: m.fs.Dir, Types: m.fs.Types})
 		if err != nil && ctx.Err() == nil {
 			a.found(m, probe.NotMounted, err.Error())
 			if err.Error() != said {

@@ -13,16 +13,20 @@ import (
 // WriteMounts tells later Prologs, which may find no agent, what is to be
 // mounted on the node: a line "source dir type,type" each. File systems without
 // a source are left out.
-func WriteMounts(path string, all []api.FileSystem, types []string) error {
+func WriteMounts(path string, all []api.FileSystem) error {
 	var b strings.Builder
 	for _, f := range all {
 		if f.Source == "" {
 			continue
 		}
-		if strings.ContainsAny(f.Source+f.Dir, " \t\n") {
-			return fmt.Errorf("file system %q: blanks in %q or %q", f.Name, f.Source, f.Dir)
+		types := strings.Join(f.Types, ",")
+		if types == "" {
+			types = "lustre"
 		}
-		fmt.Fprintf(&b, "%s %s %s\n", f.Source, f.Dir, strings.Join(types, ","))
+		if strings.ContainsAny(f.Source+f.Dir+types, " \t\n") {
+			return fmt.Errorf("file system %q: blanks in %q, %q or %q", f.Name, f.Source, f.Dir, types)
+		}
+		fmt.Fprintf(&b, "%s %s %s\n", f.Source, f.Dir, types)
 	}
 	return atomicfile.Write(path, []byte(b.String()), 0o644)
 }

@@ -84,7 +84,7 @@ func answer(r api.Readiness) local.Handler {
 
 func (n *node) mounts(t *testing.T) {
 	t.Helper()
-	err := WriteMounts(n.Root+MountsFile, []api.FileSystem{{Name: "scratch", Source: "10.0.0.5@tcp:/fs", Dir: "/lustre"}, {Name: "later", Dir: "/later"}}, []string{"lustre"})
+	err := WriteMounts(n.Root+MountsFile, []api.FileSystem{{Name: "scratch", Source: "10.0.0.5@tcp:/fs", Dir: "/lustre"}, {Name: "later", Dir: "/later"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestMountsFile(t *testing.T) {
 	if err != nil || cmp.Diff(want, got) != "" {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
-	if err := WriteMounts(n.Root+MountsFile, []api.FileSystem{{Source: "a", Dir: "/x y"}}, []string{"lustre"}); err == nil {
+	if err := WriteMounts(n.Root+MountsFile, []api.FileSystem{{Source: "a", Dir: "/x y"}}); err == nil {
 		t.Error("a blank in a directory was written")
 	}
 }

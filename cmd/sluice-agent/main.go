@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/sluicehpc/sluice/agent"
@@ -29,7 +28,7 @@ func main() {
 	c.Root = os.Getenv("SLUICE_ROOT")
 	c.CertDir = c.Root + c.CertDir
 	c.Version = version
-	var role, types string
+	var role string
 	var uidMin uint
 	flag.StringVar(&role, "role", "", "controller, login or compute (default: metadata attribute "+agent.AttributeRole+")")
 	flag.StringVar(&c.Controller, "controller", "", "`host:port` of sluiced (default: metadata attribute "+agent.AttributeController+"; on the controller itself, port 8443)")
@@ -38,7 +37,6 @@ func main() {
 	flag.StringVar(&c.Instance, "instance", "", "numeric instance `id` (default: from the metadata server)")
 	flag.StringVar(&c.KeyFile, "slurm-key", c.KeyFile, "`file` with Slurm's key")
 	flag.StringVar(&c.CertDir, "tls-dir", c.CertDir, "`directory` where sluiced keeps its certificate, on the controller")
-	flag.StringVar(&types, "fs-types", strings.Join(c.FSTypes, ","), "accepted `types` of the mounts, with commas")
 	flag.StringVar(&c.SlurmUser, "slurm-user", c.SlurmUser, "SlurmUser, for whom no agent speaks")
 	flag.UintVar(&uidMin, "uid-min", uint(c.UIDMin), "the first `uid` of a person")
 	flag.Parse()
@@ -47,7 +45,6 @@ func main() {
 		os.Exit(2)
 	}
 	c.Role = api.Role(role)
-	c.FSTypes = strings.Split(types, ",")
 	c.UIDMin = uint32(min(uidMin, uint(^uint32(0))))
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

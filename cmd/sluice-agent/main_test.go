@@ -160,7 +160,7 @@ func TestProgramsOnANode(t *testing.T) {
 			var r api.NodeReport
 			err := json.Unmarshal(req.Body, &r)
 			c.reports = append(c.reports, r)
-			return api.ReportAnswer{NextSeconds: 1, FileSystems: []api.FileSystem{{Name: "scratch", Source: "10.0.0.5@tcp:/fs", Dir: dir}}}, err
+			return api.ReportAnswer{NextSeconds: 1, FileSystems: []api.FileSystem{{Name: "scratch", Source: "10.0.0.5@tcp:/fs", Dir: dir, Types: []string{"tmpfs"}}}}, err
 		case api.OpAgentJob:
 			var j api.JobEvent
 			err := json.Unmarshal(req.Body, &j)
@@ -219,7 +219,7 @@ func TestProgramsOnANode(t *testing.T) {
 	defer notify.Close()
 	start := func() *exec.Cmd {
 		t.Helper()
-		agent := inNode(filepath.Join(bin, "sluice-agent"), "-slurm-key", key, "-fs-types", "tmpfs")
+		agent := inNode(filepath.Join(bin, "sluice-agent"), "-slurm-key", key)
 		agent.Env = append(agent.Env, "NOTIFY_SOCKET="+root+"/notify")
 		if err := agent.Start(); err != nil {
 			t.Fatal(err)
