@@ -44,6 +44,12 @@ func Parse(file string, data []byte) (*Config, error) {
 		c.setDefaults()
 		p.check(c)
 	}
+	if len(p.list) == 0 {
+		// What only the renderer knows, such as which version has which plugin.
+		if _, err := c.SlurmFiles(); err != nil {
+			p.fail("slurm", "", "slurm: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+	}
 	if err := p.list.Err(); err != nil {
 		return nil, err
 	}

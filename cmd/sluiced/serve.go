@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/api/local"
+	"github.com/sluicehpc/sluice/api/remote"
+	"github.com/sluicehpc/sluice/controller"
+	"github.com/sluicehpc/sluice/controller/config"
+	"github.com/sluicehpc/sluice/controller/store"
+	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/gcp/storage"
+	"github.com/sluicehpc/sluice/internal/clock"
+	"github.com/sluicehpc/sluice/internal/users"
+	"github.com/sluicehpc/sluice/internal/version"
+	"github.com/sluicehpc/sluice/lustre/probe"
+	"github.com/sluicehpc/sluice/slurm/scontrol"
+	"github.com/sluicehpc/sluice/staging/files"
+)
+
+// The garbage collector runs at a third of the usual growth, and harder near 80
+// MB: the daemon shares its VM with slurmctld and a database, and is to stay
+// below 100 MB at rest. Listings of millions of objects may pass the limit.
+const (
+	gcPercent   = 33
+	memoryLimit = 80 << 20
+)
+
+// stopTimeout bounds the clean stop: what is at work goes on after the next start.
+const stopTimeout = 5 * time.Second
+
+// serve runs the daemon until ctx ends.
+func serve(ctx context.Context, configPath string) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
+	cfg, err := config.Load(configPath)
+	if err != nil {
+		return err
+	}
+	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	root := os.Getenv("SLUICE_ROOT")
+
+	key, err := os.ReadFile(cfg.Slurm.KeyFile)
+	if err != nil {
+		return fmt.Errorf("read Slurm's key, by which agents prove themselves: %w", err)
+	}
+	host, _, err := net.SplitHostPort(cfg.Address)
+	if err != nil {
+		return fmt.Errorf("address of sluiced: %w", err)
+	}
+	cert, fingerprint, err := remote.Certificate(root+remote.DefaultDir, []string{host, "localhost"})
+	if err != nil {
+		return err
+	}
+	slurmUser, err := users.ByName(ctx, cfg.Slurm.User)
+	if err != nil {
+		return fmt.Errorf("SlurmUser: %w", err)
+	}
+
+	db, err := store.Open(ctx, cfg.StorePath())
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	bucket, err := storage.NewClient(ctx, cfg.Endpoints.Storage)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	lc, err := lustre.NewClient(ctx, gcp.ClientOptions(cfg.Endpoints.Lustre)...)
+	if err != nil {
+		return err
+	}
+	cc, err := compute.New(ctx, compute.Config{Project: cfg.Project, Zone: cfg.Zone, Endpoint: cfg.Endpoints.Compute})
+	if err != nil {
+		return err
+	}
+	defer cc.Close()
+
+	c, err := controller.New(controller.Parts{
+		Config: cfg, Store: db, Bucket: bucket, Lustre: lc, Compute: cc,
+		Files: &files.Client{Check: checkMount(cfg)},
+		Slurm: scontrol.Client{}, Users: controller.System{}, SlurmUser: slurmUser,
+		EnvDir:      root + config.EnvironmentDir,
+		ListingDir:  filepath.Join(filepath.Dir(cfg.StorePath()), "listings"),
+		Fingerprint: fingerprint, Version: version.String(), Clock: clock.System, Log: logger,
+	})
+	if err != nil {
+		return err
+	}
+
+	socket := root + api.SluicedSocket
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return err
+	}
+	// Everybody may connect: the kernel says who it is.
+	people, err := local.Listen(socket, 0o666)
+	if err != nil {
+		return err
+	}
+	agents, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		people.Close()
+		return fmt.Errorf("listen for agents: %w", err)
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := c.Start(ctx); err != nil {
+		people.Close()
+		agents.Close()
+		return err
+	}
+	errs := make(chan error, 2)
+	go func() {
+		errs <- local.Serve(ctx, people, map[uint32]bool{slurmUser.UID: true}, c.HandleLocal)
+	}()
+	go func() {
+		s := remote.Server{Key: key, Handle: c.HandleAgent, Log: log.New(os.Stderr, "agents: ", 0)}
+		errs <- s.Serve(ctx, agents, cert)
+	}()
+	logger.Info("sluiced runs", "version", version.String(), "cluster", cfg.Cluster, "listen", cfg.Listen, "fingerprint", fingerprint)
+	notify("READY=1")
+
+	var failure error
+	select {
+	case failure = <-errs:
+	case <-ctx.Done():
+	}
+	notify("STOPPING=1")
+	cancel()
+	stopped := make(chan struct{})
+	go func() {
+		c.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(stopTimeout):
+		logger.Warn("work did not stop in time; the next start takes it up")
+	}
+	return failure
+}
+
+// checkMount answers whether a file system is mounted as sluice.yaml says and
+// answers: before every operation, so that none writes below an empty mount
+// point or piles up on a mount that hangs.
+func checkMount(cfg *config.Config) func(string) error {
+	var prober probe.Prober
+	return func(mount string) error {
+		for _, fs := range cfg.FileSystems {
+			if fs.Mount != mount {
+				continue
+			}
+			if r := prober.Probe(probe.Check{Dir: fs.Mount, Types: fs.Types}); r.State != probe.OK {
+				return fmt.Errorf("file system %s: %s", fs.Name, r.Detail)
+			}
+			return nil
+		}
+		return errors.New("no file system is mounted at " + mount)
+	}
+}
+
+// notify tells systemd, if it asked to be told (sd_notify(3)).
+func notify(state string) {
+	name := os.Getenv("NOTIFY_SOCKET")
+	if name == "" {
+		return
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	conn.Write([]byte(state)) // nobody to tell when it fails
+}
