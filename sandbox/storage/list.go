@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -111,7 +110,8 @@ func (s *Server) scan(ctx context.Context, q query, p *page, start, end string) 
 		asPrefix := prefix != "" && (q.glob == nil || q.glob.match(prefix)) &&
 			(len(p.prefixes) == 0 || p.prefixes[len(p.prefixes)-1] != prefix) &&
 			!(q.from.name == prefix && q.from.generation > 0) // the page before had it
-		if n := len(p.items) + len(p.prefixes); n > 0 && n+count(asItem)+count(asPrefix) > q.limit {
+		had, more := len(p.items)+len(p.prefixes), count(asItem)+count(asPrefix)
+		if had > 0 && more > 0 && had+more > q.limit {
 			p.next = &position{name: o.name}
 			if last.name == o.name {
 				p.next = &last
@@ -145,12 +145,12 @@ func count(b bool) int {
 
 // successor is the first string, byte by byte, after all that begin with prefix; "" when there is none.
 func successor(prefix string) string {
-	b := bytes.TrimRight([]byte(prefix), "\xff")
-	if len(b) == 0 {
-		return ""
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] < 0xff {
+			return prefix[:i] + string([]byte{prefix[i] + 1})
+		}
 	}
-	b[len(b)-1]++
-	return string(b)
+	return ""
 }
 
 // earlier is the smaller of two ends, where "" is none.
