@@ -415,3 +415,38 @@ func TestTokens(t *testing.T) {
 		t.Errorf("the workstation's token belongs to %q, want %q", got, want)
 	}
 }
+
+// hand is a clock that stands still until it is set.
+type hand struct{ now time.Time }
+
+func (h *hand) Now() time.Time                       { return h.now }
+func (h *hand) After(time.Duration) <-chan time.Time { return nil }
+
+func TestTokenIsRenewedBeforeItEnds(t *testing.T) {
+	w := newWorld(t)
+	clock := &hand{now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	s := metadata.New(metadata.Config{Instances: w.compute, Tokens: w.tokens, Clock: clock})
+	ask := func() string {
+		r := httptest.NewRequest("GET", "/computeMetadata/v1/instance/service-accounts/default/token", nil)
+		r.Header.Set(flavor, "Google")
+		r.RemoteAddr = vmAddress + ":1"
+		answer := httptest.NewRecorder()
+		s.ServeHTTP(answer, r)
+		var token struct {
+			AccessToken string `json:"access_token"`
+		}
+		if err := json.Unmarshal(answer.Body.Bytes(), &token); err != nil {
+			t.Fatal(err)
+		}
+		return token.AccessToken
+	}
+	first := ask()
+	clock.now = clock.now.Add(55 * time.Minute)
+	if ask() != first {
+		t.Error("renewed although it is good for 5 minutes more")
+	}
+	clock.now = clock.now.Add(time.Second)
+	if second := ask(); second == first || w.tokens.email(second) != vmEmail {
+		t.Error("not renewed in its last 5 minutes")
+	}
+}
