@@ -101,23 +101,42 @@ func (s *Server) discard(w *dataWriter) {
 	os.Remove(s.dataPath(w.id))
 }
 
-// openData finds an object and opens its data. The object may be replaced between the two, so it looks again when the file is gone.
-func (s *Server) openData(ctx context.Context, bucket, name string, generation int64) (*os.File, *object, error) {
+// withData finds an object and lets use open or link its data file. The object may be replaced between the two, so it looks
+// again when the file is gone.
+func (s *Server) withData(ctx context.Context, bucket, name string, generation int64, use func(*object) error) (*object, error) {
 	var last int64
 	for {
 		o, err := find(ctx, s.db, bucket, name, generation)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		f, err := os.Open(s.dataPath(o.data))
+		err = use(o)
 		if err == nil {
-			return f, o, nil
+			return o, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) || o.generation == last {
-			return nil, nil, fmt.Errorf("data of %s/%s generation %d: %w", bucket, name, o.generation, err)
+			return nil, fmt.Errorf("data of %s/%s generation %d: %v", bucket, name, o.generation, err)
 		}
 		last = o.generation
 	}
+}
+
+// openData opens an object's data.
+func (s *Server) openData(ctx context.Context, bucket, name string, generation int64) (f *os.File, o *object, err error) {
+	o, err = s.withData(ctx, bucket, name, generation, func(o *object) error {
+		f, err = os.Open(s.dataPath(o.data))
+		return err
+	})
+	return f, o, err
+}
+
+// linkData gives an object's data a second file.
+func (s *Server) linkData(ctx context.Context, bucket, name string, generation int64) (id string, o *object, err error) {
+	id = newDataID()
+	o, err = s.withData(ctx, bucket, name, generation, func(o *object) error {
+		return os.Link(s.dataPath(o.data), s.dataPath(id))
+	})
+	return id, o, err
 }
 
 // checksums are those that a client declared; nil ones were not.

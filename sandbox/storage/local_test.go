@@ -6,14 +6,17 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	gcs "cloud.google.com/go/storage"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -134,7 +137,7 @@ func TestCorrupt(t *testing.T) {
 
 // TestReopen has everything that a bucket and an object can have, and finds it again.
 func TestReopen(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "a b%3F?_pragma=x&#é")
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	open := func() *Server {
 		s, err := New(Options{Dir: dir, Project: testProject, Now: func() time.Time { return now }})
@@ -256,6 +259,74 @@ func eventually(t *testing.T, f func() error) {
 		}
 		time.Sleep(time.Millisecond) // between two looks
 	}
+}
+
+// TestConcurrent does everything at once to few names. Whatever is read must be whole, and in the end every object has its data and nothing else is left.
+func TestConcurrent(t *testing.T) {
+	s := newServer(t, t.TempDir())
+	url := serve(t, s)
+	client := newClient(t, endpoint(url)...)
+	if err := s.CreateBucket("bucket"); err != nil {
+		t.Fatal(err)
+	}
+	b := client.Bucket("bucket")
+	b.Update(t.Context(), versioned)
+	names := []string{"a", "a/b", "a/b/c", "d"}
+	steps := 30
+	if os.Getenv("SLUICE_CAMPAIGN") == "1" {
+		steps = 1000
+	}
+	var wg sync.WaitGroup
+	for worker := range 12 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(7, uint64(worker)))
+			e := &env{target: target{client, url}, ctx: t.Context(), name: "bucket", b: b}
+			for range steps {
+				name, other := names[rng.IntN(len(names))], names[rng.IntN(len(names))]
+				var what string
+				var err error
+				switch what = []string{"put", "read", "delete", "copy", "move", "compose", "list", "patch", "local", "versioning"}[rng.IntN(10)]; what {
+				case "put":
+					err = e.put(name, randomData(rng.IntN(600_000)), chunks([]int{0, 1 << 18, 1 << 24}[rng.IntN(3)]))
+				case "read":
+					_, err = e.get(b.Object(name)) // compares the CRC32C
+				case "delete":
+					err = b.Object(name).Delete(e.ctx)
+				case "copy":
+					_, err = b.Object(other).CopierFrom(b.Object(name)).Run(e.ctx)
+				case "move":
+					if name != other {
+						_, err = b.Object(name).Move(e.ctx, gcs.MoveObjectDestination{Object: other})
+					}
+				case "compose":
+					_, err = b.Object(other).ComposerFrom(b.Object(name), b.Object(other)).Run(e.ctx)
+				case "list":
+					_, err = e.list(&gcs.Query{Versions: rng.IntN(2) == 0, Delimiter: "/"})
+				case "patch":
+					_, err = b.Object(name).Update(e.ctx, gcs.ObjectAttrsToUpdate{ContentType: "text/x"})
+				case "local":
+					_, err = create(t, s, "bucket", name, "local", CreateOptions{})
+				case "versioning":
+					_, err = b.Update(e.ctx, gcs.BucketAttrsToUpdate{VersioningEnabled: rng.IntN(2) == 0})
+				}
+				if err != nil && code(err, 404) != nil && !(what == "move" && code(err, 409) == nil) {
+					t.Errorf("%s %s %s: %v", what, name, other, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p, err := s.list(t.Context(), query{bucket: "bucket", versions: true, limit: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range p.items {
+		data := read(t, s, o.bucket, o.name, o.generation)
+		if int64(len(data)) != o.size || crc32.Checksum([]byte(data), castagnoli) != o.crc32c {
+			t.Errorf("%s generation %d has %d bytes, want %d and its CRC32C", o.name, o.generation, len(data), o.size)
+		}
+	}
+	eventually(t, func() error { return equal("data files", dataFiles(t, s.dir), len(p.items)) })
 }
 
 // TestNothingOutsideDir stores hostile names and looks at what is on the disk.

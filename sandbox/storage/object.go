@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/url"
 	"os"
@@ -319,45 +318,29 @@ func (s *Server) duplicate(c *call, bucket, name string, body json.RawMessage, a
 		return nil, err
 	}
 	ctx := c.r.Context()
-	from, err := find(ctx, s.db, c.bucket, c.object, generation)
+	id, from, err := s.linkData(ctx, c.bucket, c.object, generation)
 	if err != nil {
 		return nil, err
 	}
-	if err := source.checkObject(from); err != nil {
-		return nil, err
-	}
-	o := &object{bucket: bucket, name: name, size: from.size, crc32c: from.crc32c, md5: from.md5, components: from.components, data: newDataID()}
-	o.attrs = *attrs
+	o := &object{bucket: bucket, name: name, size: from.size, crc32c: from.crc32c, md5: from.md5, components: from.components, data: id, attrs: *attrs}
 	if data, err := json.Marshal(attrs); err != nil {
 		return nil, err
 	} else if string(data) == "{}" {
 		o.attrs = from.attrs
 		o.attrs.StorageClass = "" // the destination bucket's
 	}
-	if err := os.Link(s.dataPath(from.data), s.dataPath(o.data)); err != nil {
-		if errors.Is(err, os.ErrNotExist) { // deleted since it was found
-			return nil, noObject(c.bucket, c.object)
-		}
-		return nil, err
-	}
-	err = s.publish(ctx, o, p, func(t *txn) error {
-		// The source must still be what was judged above.
-		now, err := find(ctx, t, c.bucket, c.object, from.generation)
-		if err != nil {
-			return err
-		}
-		if err := source.checkObject(now); err != nil {
-			return err
-		}
-		for _, f := range also {
-			if err := f(t, now); err != nil {
-				return err
+	if err = source.checkObject(from); err == nil {
+		err = s.publish(ctx, o, p, func(t *txn) error {
+			for _, f := range also {
+				if err := f(t, from); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 	if err != nil {
-		os.Remove(s.dataPath(o.data))
+		os.Remove(s.dataPath(id))
 		return nil, err
 	}
 	return o, nil
@@ -396,6 +379,13 @@ func (s *Server) moveObject(c *call) error {
 		return invalid("The source and destination object names must differ.")
 	}
 	o, err := s.duplicate(c, c.bucket, c.object2, nil, func(t *txn, from *object) error {
+		now, err := lookup(t.ctx, t, from.bucket, from.name, 0)
+		if err != nil {
+			return err
+		}
+		if now == nil || now.generation != from.generation || now.metageneration != from.metageneration {
+			return conflict("The source object changed while it was moved.")
+		}
 		b, err := findBucket(t.ctx, t, from.bucket)
 		if err != nil {
 			return err

@@ -389,7 +389,9 @@ func (s *Server) continueUpload(c *call, id string) error {
 	if r.total >= 0 && r.total < u.w.size {
 		return invalid("The total size %d is less than the %d bytes that were uploaded.", r.total, u.w.size)
 	}
-	if u.w.f, err = os.OpenFile(s.dataPath(u.w.id), os.O_RDWR, 0); err != nil {
+	if u.w.f, err = os.OpenFile(s.dataPath(u.w.id), os.O_RDWR, 0); errors.Is(err, os.ErrNotExist) {
+		return errors.Join(errNoUpload, s.drop(ctx, u)) // it went with its bucket
+	} else if err != nil {
 		return err
 	}
 	defer u.w.f.Close() // finish may have closed it before
