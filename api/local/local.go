@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehpc/sluice/api"
 )
 
-// DialTimeout bounds how long a hook waits for a daemon that does not accept.
+// DialTimeout bounds how long Listen looks whether another daemon is there.
 const DialTimeout = 50 * time.Millisecond
 
 // ErrUnreachable is wrapped by Call when no daemon answers on the socket.
@@ -33,7 +33,10 @@ func Call(ctx context.Context, socket, op string, in, out any) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", op, err)
 	}
-	d := net.Dialer{Timeout: DialTimeout}
+	// No deadline of its own: connecting to a Unix socket does not wait. A full
+	// queue of a daemon that does not accept is an error at once (EAGAIN), and
+	// a timer would only blame the daemon when this machine is slow.
+	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)

@@ -152,7 +152,7 @@ func TestRenderErrors(t *testing.T) {
 	}{
 		{"everything missing", func(c *Cluster) { *c = Cluster{} },
 			[]string{`cluster's name: "" is not valid`, `controller's host: "" is not valid`, "no node sets", "no partitions"}},
-		{"old version", func(c *Cluster) { c.Version = Version{21, 8} }, []string{"Slurm 21.08 is older than 22.05"}},
+		{"old version", func(c *Cluster) { c.Version = Version{21, 8} }, []string{"version 21.08 of Slurm is older than 22.05"}},
 		{"auth/slurm too early", func(c *Cluster) { c.Version = Version{23, 2}; c.Auth = "slurm" }, []string{"auth: Slurm 23.02 has no auth/slurm"}},
 		{"unknown words", func(c *Cluster) { c.Auth, c.CgroupPlugin, c.ProctrackType = "none", "v3", "pgid" },
 			[]string{`auth: "none" is not one of munge, slurm`, `cgroup plugin: "v3" is not one of autodetect, cgroup/v1, cgroup/v2, disabled`, `proctrack type: "pgid" is not one of cgroup, linuxproc`}},

@@ -61,7 +61,7 @@ var versions = []features{
 
 func featuresOf(v Version) (features, error) {
 	if v.before(versions[0].since) {
-		return features{}, fmt.Errorf("Slurm %s is older than %s", v, versions[0].since)
+		return features{}, fmt.Errorf("version %s of Slurm is older than %s", v, versions[0].since)
 	}
 	f := versions[0]
 	for _, row := range versions[1:] {

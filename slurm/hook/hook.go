@@ -176,7 +176,8 @@ func (h *Hook) comment(ctx context.Context, job uint32, text string) {
 func oneLine(s string) string {
 	var words []string
 	for line := range strings.Lines(s) {
-		if line = strings.TrimSpace(printable(line)); line != "" {
+		line = strings.TrimLeft(strings.TrimRight(printable(line), "; \t\n"), " \t")
+		if line != "" {
 			words = append(words, line)
 		}
 	}
