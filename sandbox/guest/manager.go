@@ -372,7 +372,12 @@ func (m *Manager) Stop(ctx context.Context, names ...string) error {
 // Shutdown stops everything, the last started first; units that wait for each other stop in that order, each
 // within StopLimit.
 func (m *Manager) Shutdown(ctx context.Context) {
-	all := m.known()
+	var all []*service
+	for _, s := range m.known() {
+		if s.State() != Inactive {
+			all = append(all, s)
+		}
+	}
 	gone := map[string]chan struct{}{}
 	for _, s := range all {
 		gone[s.name] = make(chan struct{})
@@ -384,9 +389,7 @@ func (m *Manager) Shutdown(ctx context.Context) {
 			for _, a := range u.After {
 				waits[a] = append(waits[a], s.name)
 			}
-			for _, b := range u.Before {
-				waits[s.name] = append(waits[s.name], b)
-			}
+			waits[s.name] = append(waits[s.name], u.Before...)
 		}
 	}
 	var wg sync.WaitGroup

@@ -413,7 +413,7 @@ func (s *service) restart(u *Unit, clean bool) {
 	go func() {
 		defer cancel()
 		select {
-		case <-time.After(u.RestartSec):
+		case <-time.After(u.RestartDelay):
 		case <-ctx.Done():
 			return
 		}
@@ -707,7 +707,7 @@ func adopt(pid int) (*process, error) {
 // adoptFromFile adopts the process whose pid a daemon wrote into its PID file.
 func adoptFromFile(ctx context.Context, path string) (*process, error) {
 	if path == "" {
-		return nil, errors.New("Type=forking needs PIDFile= here")
+		return nil, errors.New("a service of Type=forking needs PIDFile= here")
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -803,7 +803,7 @@ func (u *Unit) conditions() (bool, error) {
 			continue
 		}
 		if c.Assert {
-			return false, fmt.Errorf("Assert%s=%s is not met", c.Kind, c.Path)
+			return false, fmt.Errorf("assertion %s=%s is not met", c.Kind, c.Path)
 		}
 		met = false
 	}

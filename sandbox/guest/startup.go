@@ -79,16 +79,15 @@ func metadataOnce(ctx context.Context, client *http.Client, url string) (string,
 // startupScript does what the guest agent of Compute Engine does at boot: it sets the hostname and runs
 // the attribute startup-script. It returns the script's exit code.
 func startupScript(ctx context.Context, base string, out io.Writer) int {
-	if name, err := metadata(ctx, base, "instance/hostname"); err == nil {
+	switch name, err := metadata(ctx, base, "instance/hostname"); {
+	case err == nil:
 		short, _, _ := strings.Cut(name, ".")
 		if err := unix.Sethostname([]byte(short)); err != nil {
 			fmt.Fprintf(out, "startup-script: setting the hostname: %v\n", err)
 		}
-	} else {
+	case !errors.Is(err, errNoMetadata):
 		fmt.Fprintf(out, "startup-script: %v\n", err)
-		if !errors.Is(err, errNoMetadata) {
-			return 1
-		}
+		return 1
 	}
 	script, err := metadata(ctx, base, "instance/attributes/startup-script")
 	if errors.Is(err, errNoMetadata) {

@@ -40,7 +40,7 @@ type Unit struct {
 	PIDFile             string
 	RemainAfterExit     bool
 	Restart             string // systemd's words; "" is no
-	RestartSec          time.Duration
+	RestartDelay        time.Duration
 	TimeoutStart        time.Duration // 0: no limit
 	TimeoutStop         time.Duration // 0: no limit
 	KillSignal          string        // for example "SIGTERM"
@@ -98,7 +98,7 @@ var directoryKinds = map[string]struct {
 func newUnit(name string) *Unit {
 	return &Unit{
 		Name: name, UMask: 0o022, KillSignal: "SIGTERM", KillMode: "control-group",
-		RestartSec: 100 * time.Millisecond, TimeoutStart: 90 * time.Second, TimeoutStop: 90 * time.Second,
+		RestartDelay: 100 * time.Millisecond, TimeoutStart: 90 * time.Second, TimeoutStop: 90 * time.Second,
 		StartLimitBurst: 5, StartLimitInterval: 10 * time.Second, Limits: map[string]Limit{},
 	}
 }
@@ -300,7 +300,7 @@ func (p *unitParser) set(section, key, value string) error {
 			return fmt.Errorf("unknown word %q", value)
 		}
 	case "Service.RestartSec":
-		return parseSpan(value, &u.RestartSec)
+		return parseSpan(value, &u.RestartDelay)
 	case "Service.TimeoutSec":
 		p.timeoutsGiven = true
 		if err := parseSpan(value, &u.TimeoutStart); err != nil {

@@ -163,19 +163,23 @@ func TestSlurm(t *testing.T) {
 		t.Errorf("srun printed %q, want %q", out, want)
 	}
 	t.Logf("first job after %v", time.Since(began))
+	step := func(what string) { t.Logf("%s after %v", what, time.Since(began)) }
 	// A reconfigure makes slurmctld hand over to a new process.
 	if _, err := inVM(t, controller, "root", "scontrol", "reconfigure"); err != nil {
 		t.Error(err)
 	}
+	step("reconfigured")
 	if out, err := inVM(t, controller, "root", "systemctl", "is-active", "slurmctld", "slurmdbd", "mariadb"); err != nil || out != "active\nactive\nactive\n" {
 		t.Errorf("is-active printed %q, %v", out, err)
 	}
 	if _, err := inVM(t, controller, "root", "systemctl", "restart", "slurmctld"); err != nil {
 		t.Error(err)
 	}
+	step("restarted")
 	if out, err := inVM(t, controller, "alice", "srun", "hostname"); err != nil || out != "vm-101\n" {
 		t.Errorf("srun after the restart printed %q, %v", out, err)
 	}
+	step("second job")
 	stopped := time.Now()
 	if err := controller.Stop(context.Background()); err != nil {
 		t.Error(err)
