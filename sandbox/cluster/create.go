@@ -47,7 +47,7 @@ func Create(ctx context.Context, o Options) error {
 	group, gctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return createLustre(gctx, o) })
 	group.Go(func() error {
-		return insert(gctx, vms, Controller, map[string]string{
+		return insert(gctx, vms, Controller, "default", map[string]string{
 			"sluice-role":         "controller",
 			setup.ConfigAttribute: string(sluiceYAML),
 			"startup-script":      controllerScript(),
@@ -61,7 +61,7 @@ func Create(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := insert(ctx, vms, Login, map[string]string{
+	if err := insert(ctx, vms, Login, "", map[string]string{
 		"sluice-role":        "login",
 		"sluice-controller":  status.Address,
 		"sluice-fingerprint": status.Fingerprint,
@@ -95,12 +95,13 @@ func createLustre(ctx context.Context, o Options) error {
 	return nil
 }
 
-func insert(ctx context.Context, vms *compute.Client, name string, metadata map[string]string) error {
+// insert makes a VM under a service account, or none: only the controller calls Google's APIs.
+func insert(ctx context.Context, vms *compute.Client, name, account string, metadata map[string]string) error {
 	op, err := vms.Insert(ctx, compute.InsertRequest{
 		RequestID: uuid.NewString(), Name: name,
 		Spec: compute.Spec{
 			MachineType: "n2-standard-2", Image: "projects/" + Project + "/global/images/family/" + ImageFamily,
-			Network: "global/networks/default", Metadata: metadata, Labels: map[string]string{"sluice-cluster": Name},
+			Network: "global/networks/default", ServiceAccount: account, Metadata: metadata, Labels: map[string]string{"sluice-cluster": Name},
 		},
 	})
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/sluicehpc/sluice/packaging"
+	"github.com/sluicehpc/sluice/slurm/conf"
 )
 
 // slurmUID is Debian's uid of the user slurm, which the VMs' root keeps.
@@ -64,6 +65,11 @@ func WriteImage(dir, binDir string) error {
 			return fmt.Errorf("image: %w", err)
 		}
 		if err := os.Chown(path, f.uid, f.uid); err != nil {
+			return fmt.Errorf("image: %w", err)
+		}
+	}
+	for _, link := range conf.ProgramLinks {
+		if err := os.Symlink("sluice-hook", filepath.Join(dir, "usr/local/libexec/sluice", link)); err != nil {
 			return fmt.Errorf("image: %w", err)
 		}
 	}

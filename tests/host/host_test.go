@@ -7,11 +7,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"sort"
 	"strings"
 	"syscall"
@@ -159,8 +159,9 @@ func run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
+// name is a sandbox's name for the test: at most 32 letters, digits and hyphens.
 func name(t *testing.T) string {
-	return regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(t.Name()), "-")
+	return fmt.Sprintf("host-%d-%x", os.Getpid(), crc32.ChecksumIEEE([]byte(t.Name())))
 }
 
 func pid(t *testing.T, name string) int {
