@@ -291,6 +291,12 @@ var failureReasons = map[string]bool{
 	"JobLaunchFailure": true, "NonZeroExitCode": true, "RaisedSignal": true, "OutOfMemory": true, "DeadLine": true, "BadConstraints": true,
 }
 
+// Why Slurm says that a job waits: one that just ran was requeued, although
+// COMPLETING hides that it is PENDING.
+var waitReasons = map[string]bool{
+	"BeginTime": true, "Cleaning": true, "Priority": true, "Resources": true, "Dependency": true, "JobHeldAdmin": true, "JobHeldUser": true,
+}
+
 // Ends of a run.
 const (
 	endSuccess  = "success"
@@ -311,6 +317,9 @@ func (c *Controller) endOf(ctx context.Context, id uint32) (end, words string, e
 		return endFailure, strings.ToLower(sj.State), nil
 	case "COMPLETED":
 		return endSuccess, "", nil
+	}
+	if waitReasons[sj.Reason] {
+		return endRequeued, "requeued", nil
 	}
 	// STAGE_OUT and COMPLETING hide the state below them.
 	code, signal, err := c.Slurm.ExitCode(ctx, id)

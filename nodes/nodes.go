@@ -516,6 +516,11 @@ func (m *Manager) filter() string { return "labels." + ClusterLabel + "=" + m.Cl
 // adopt compares the project with the store at the start: VMs that the store
 // does not know are noted and logged, never deleted.
 func (m *Manager) adopt(ctx context.Context) {
+	// Only what was so before the list was made and still is can be compared with it.
+	before := map[string]State{}
+	for _, n := range m.List() {
+		before[n.Name] = n.State
+	}
 	list, err := m.Compute.List(ctx, m.filter())
 	if err != nil {
 		if ctx.Err() == nil {
@@ -532,7 +537,7 @@ func (m *Manager) adopt(ctx context.Context) {
 		if n == nil {
 			continue // the controller, the login VM, or a node that was taken out of sluice.yaml
 		}
-		if n.State == Absent && !m.working[in.Name] {
+		if n.State == Absent && before[in.Name] == Absent && !m.working[in.Name] {
 			m.Log.Warn("a VM runs that nobody asked for", "node", in.Name, "status", in.Status)
 			n.State = Present
 			if err := m.Store.PutNodes(ctx, *n); err != nil {
@@ -541,7 +546,7 @@ func (m *Manager) adopt(ctx context.Context) {
 		}
 	}
 	for name, n := range m.nodes {
-		if n.State == Present && !alive[name] && !m.working[name] {
+		if n.State == Present && before[name] == Present && !alive[name] && !m.working[name] {
 			m.Log.Warn("the VM of a node is gone", "node", name)
 			n.State = Absent
 			n.Reason = "its VM is gone"
