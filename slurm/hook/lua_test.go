@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -139,13 +140,14 @@ func TestLua(t *testing.T) {
 func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	script := write(t, goodScript)
 	info := map[string]string{"name": hostile, "account": "a'b", "partition": "main", "nodes": "n[1-2]", "command": "/home/al ice/x", "batch_flag": "1"}
-	phase := api.StageState{Phase: api.StageBusy}
+	var phase atomic.Pointer[api.StageState]
+	phase.Store(&api.StageState{Phase: api.StageBusy})
 	s := serve(t, func(r api.Request) (any, error) {
 		switch r.Op {
 		case api.OpJobProcess:
 			return api.Verdict{}, nil
 		case api.OpDataIn, api.OpDataOut:
-			return phase, nil
+			return phase.Load(), nil
 		case api.OpPaths:
 			return api.Environment{Variables: map[string]string{"SLUICE_JOB_DIR": "/lustre/x"}}, nil
 		case api.OpBBStatus:
@@ -206,7 +208,7 @@ func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	is(withScript)
 	expect("test_data_in, busy", long.call(t, "test_data_in", info, "7", script, "1000", "100"), "0 BUSY")
 	expect("test_data_out, busy", long.call(t, "test_data_out", info, "7", script, "1000", "100"), "0 BUSY")
-	phase = api.StageState{Phase: api.StageDone}
+	phase.Store(&api.StageState{Phase: api.StageDone})
 	expect("test_data_in", long.call(t, "test_data_in", info, "7", script, "1000", "100"), "0")
 	is(full)
 	expect("data_in that waits", middle.call(t, "data_in", info, "7", script, "1000", "100"), "0")
@@ -216,7 +218,7 @@ func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	expect("data_in, short", short.call(t, "data_in", nil, "7", script), "0")
 	is(api.JobCall{JobID: 7, Script: goodScript})
 	expect("data_out, short", short.call(t, "data_out", nil, "7", script), "0")
-	phase = api.StageState{Phase: api.StageFailed, Message: "x: checksum differs"}
+	phase.Store(&api.StageState{Phase: api.StageFailed, Message: "x: checksum differs"})
 	expect("data_in, failed", long.call(t, "data_in", info, "7", script, "1000", "100"), "-1 x: checksum differs")
 	expect("test_data_in, failed", long.call(t, "test_data_in", info, "7", script, "1000", "100"), "-1 x: checksum differs")
 	expect("test_data_out, failed", long.call(t, "test_data_out", info, "7", script, "1000", "100"), "-1 x: checksum differs")
