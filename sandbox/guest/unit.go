@@ -182,8 +182,20 @@ func isComment(line string) bool {
 var quietKeys = map[string]bool{
 	"Documentation": true, "Delegate": true, "TasksMax": true, "DefaultDependencies": true, "Alias": true,
 	"SyslogIdentifier": true, "StandardOutput": true, "StandardError": true, "NotifyAccess": true, "GuessMainPID": true,
-	"AmbientCapabilities": true, "CapabilityBoundingSet": true, "OOMScoreAdjust": true, "PrivateTmp": true, "PrivateNetwork": true,
-	"ProtectSystem": true, "ProtectHome": true, "ProtectControlGroups": true, "NoNewPrivileges": true, "SendSIGKILL": true,
+	"AmbientCapabilities": true, "CapabilityBoundingSet": true, "OOMScoreAdjust": true, "NoNewPrivileges": true, "SendSIGKILL": true,
+	"LockPersonality": true, "MemoryDenyWriteExecute": true, "ReadWritePaths": true, "ReadOnlyPaths": true, "InaccessiblePaths": true,
+}
+
+// quietPrefixes begin the keys that take rights away, which a VM of the sandbox does not do.
+var quietPrefixes = []string{"Protect", "Private", "Restrict", "SystemCall", "X-"}
+
+func isQuiet(key string) bool {
+	for _, p := range quietPrefixes {
+		if strings.HasPrefix(key, p) {
+			return true
+		}
+	}
+	return quietKeys[key]
 }
 
 func (p *unitParser) set(section, key, value string) error {
@@ -338,7 +350,7 @@ func (p *unitParser) set(section, key, value string) error {
 			}
 		}
 	default:
-		if !quietKeys[key] && !strings.HasPrefix(key, "X-") {
+		if !isQuiet(key) {
 			p.note(key + "=")
 		}
 	}

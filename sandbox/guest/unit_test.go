@@ -30,6 +30,7 @@ LimitNOFILE=65536
 LimitMEMLOCK=infinity
 TasksMax=infinity
 ProtectClock=yes
+WatchdogSec=10
 
 [Install]
 WantedBy=multi-user.target
@@ -76,7 +77,7 @@ func TestParseUnit(t *testing.T) {
 	if diff := cmp.Diff(want, u); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"slurmctld.service: ProtectClock= is ignored here"}, notes); diff != "" {
+	if diff := cmp.Diff([]string{"slurmctld.service: WatchdogSec= is ignored here"}, notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
 	}
 }
