@@ -1,0 +1,538 @@
+package controller_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/api/local"
+	"github.com/sluicehpc/sluice/controller"
+	"github.com/sluicehpc/sluice/controller/config"
+	"github.com/sluicehpc/sluice/controller/store"
+	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/gcp/storage"
+	"github.com/sluicehpc/sluice/internal/clock"
+	"github.com/sluicehpc/sluice/internal/users"
+	"github.com/sluicehpc/sluice/slurm/scontrol"
+	"github.com/sluicehpc/sluice/staging"
+	"github.com/sluicehpc/sluice/staging/files"
+)
+
+const (
+	slurmUID = 64030
+	alice    = 10001
+	bob      = 10002
+)
+
+// cloud is every service that the controller talks to, in memory.
+type cloud struct {
+	mu      sync.Mutex // guards what follows
+	buckets map[string][]storage.Object
+	denied  map[string]bool
+	checks  int
+	vms     []compute.Instance
+	jobs    map[uint32]scontrol.Job
+	exit    int
+	dirs    []string
+	imports int
+}
+
+func (c *cloud) CheckBucket(_ context.Context, bucket string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checks++
+	if c.denied[bucket] {
+		return storage.ErrDenied
+	}
+	if _, ok := c.buckets[bucket]; !ok {
+		return storage.ErrNotFound
+	}
+	return nil
+}
+
+func (c *cloud) ListPrefix(ctx context.Context, bucket, prefix string) iter.Seq2[storage.Object, error] {
+	return func(yield func(storage.Object, error) bool) {
+		if err := c.CheckBucket(ctx, bucket); err != nil {
+			yield(storage.Object{}, err)
+			return
+		}
+		for _, o := range c.buckets[bucket] {
+			if strings.HasPrefix(o.Name, prefix) && !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (c *cloud) GetInstance(context.Context, string) (*lustre.Instance, error) {
+	return &lustre.Instance{State: lustre.StateActive, UID: "uid-1", MountPoint: "10.0.0.5@tcp:/fast"}, nil
+}
+func (c *cloud) ImportData(context.Context, *lustre.ImportDataRequest) (*lustre.Operation, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.imports++
+	return &lustre.Operation{Name: "op"}, nil
+}
+func (c *cloud) ExportData(context.Context, *lustre.ExportDataRequest) (*lustre.Operation, error) {
+	return &lustre.Operation{Name: "op"}, nil
+}
+func (c *cloud) GetOperation(context.Context, string) (*lustre.Operation, error) {
+	return &lustre.Operation{Name: "op", Done: true}, nil
+}
+func (c *cloud) ListOperations(context.Context, string, string) ([]*lustre.Operation, error) {
+	return nil, nil
+}
+func (c *cloud) CancelOperation(context.Context, string) error { return nil }
+
+func (c *cloud) BulkInsert(_ context.Context, r compute.BulkInsertRequest) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range r.Names {
+		c.vms = append(c.vms, compute.Instance{Name: n, Status: "RUNNING", Labels: r.Labels, MachineType: r.Metadata["sluice-controller"]})
+	}
+	return "op", nil
+}
+func (c *cloud) Delete(context.Context, string, string) (string, error) { return "", nil }
+func (c *cloud) WaitOperation(context.Context, string) error            { return nil }
+func (c *cloud) List(context.Context, string) ([]compute.Instance, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.vms), nil
+}
+
+func (c *cloud) Job(_ context.Context, id uint32) (scontrol.Job, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j, ok := c.jobs[id]
+	if !ok {
+		return scontrol.Job{}, scontrol.ErrNotFound
+	}
+	return j, nil
+}
+func (c *cloud) ExitCode(context.Context, uint32) (int, int, error) { return c.exit, 0, nil }
+
+func (c *cloud) ByID(_ context.Context, uid uint32) (users.User, error) {
+	switch uid {
+	case alice:
+		return users.User{Name: "alice", UID: alice, GID: 20001}, nil
+	case bob:
+		return users.User{Name: "bob", UID: bob, GID: 20002}, nil
+	}
+	return users.User{}, users.ErrUnknown
+}
+func (c *cloud) GroupIDs(context.Context, string) ([]uint32, error) { return []uint32{20001}, nil }
+
+func (c *cloud) Prepare(context.Context, string, string, string, string) (*files.Published, error) {
+	return nil, nil
+}
+func (c *cloud) Verify(context.Context, string, string, []byte, func(files.Progress)) ([]string, error) {
+	return nil, nil
+}
+func (c *cloud) Publish(context.Context, string, files.Published, []byte) error { return nil }
+func (c *cloud) Manifest(context.Context, files.User, string, string, string, int, func(files.Progress)) ([]files.Entry, []files.Skipped, error) {
+	return nil, nil, nil
+}
+func (c *cloud) Unlink(context.Context, files.User, string, string, string, []byte) error { return nil }
+func (c *cloud) Remove(context.Context, string, string) error                             { return nil }
+func (c *cloud) Sweep(context.Context, string, []string) ([]string, error)                { return nil, nil }
+func (c *cloud) MkdirJob(_ context.Context, _, jobDir string, _, _ uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dirs = append(c.dirs, jobDir)
+	return nil
+}
+func (c *cloud) Gate(context.Context, string, string, string, uint32) error { return nil }
+func (c *cloud) Link(context.Context, files.User, string, string, string, string) error {
+	return nil
+}
+
+var (
+	_ controller.Files = (*cloud)(nil)
+	_ staging.Lustre   = (*cloud)(nil)
+)
+
+type world struct {
+	*controller.Controller
+	*cloud
+	t   *testing.T
+	dir string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: environments belong to SlurmUser's group")
+	}
+	dir := t.TempDir()
+	cfg, err := config.Parse("t", []byte(`
+cluster: c
+project: pp
+zone: us-central1-a
+file_systems: [{name: fast, instance: projects/pp/locations/us-central1-a/instances/fast, mount: /lustre}]
+nodesets: [{name: a, nodes: "n[1-2]", machine_type: m, image: i, cpus: 1, memory_mib: 1}]
+partitions: [{name: main, nodesets: [a]}]
+slurm: {controller_host: ctl}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := store.Open(t.Context(), filepath.Join(dir, "db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := &cloud{buckets: map[string][]storage.Object{"corpus": {{Name: "c4/a", Size: 1}}, "results": nil},
+		denied: map[string]bool{"secret": true}, jobs: map[uint32]scontrol.Job{}}
+	c, err := controller.New(controller.Parts{
+		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake,
+		SlurmUser: users.User{Name: "slurm", UID: slurmUID, GID: slurmUID},
+		EnvDir:    filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"), Fingerprint: "ff", Version: "test",
+		Clock: clock.System, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		c.Wait()
+		db.Close()
+	})
+	return &world{Controller: c, cloud: fake, t: t, dir: dir}
+}
+
+func request(op string, in any) api.Request {
+	body, err := json.Marshal(in)
+	if err != nil {
+		panic(err)
+	}
+	return api.Request{Version: api.Version, Op: op, Body: body}
+}
+
+func (w *world) as(uid uint32, op string, in any) (any, error) {
+	return w.HandleLocal(w.t.Context(), local.Peer{UID: uid}, request(op, in))
+}
+
+func (w *world) must(uid uint32, op string, in any) any {
+	w.t.Helper()
+	out, err := w.as(uid, op, in)
+	if err != nil {
+		w.t.Fatalf("%s: %v", op, err)
+	}
+	return out
+}
+
+const good = "#!/bin/bash\n#SLUICE stage_in source=gs://corpus/c4/ name=c4\n#SLUICE stage_out from=out to=gs://results/%j/ on=always\n"
+
+func jobCall(id uint32, script string) api.JobCall {
+	return api.JobCall{JobID: id, UID: alice, GID: 20001, Script: script, Name: "train", Account: "research", Partition: "main"}
+}
+
+func (w *world) staged(id uint32) {
+	w.t.Helper()
+	w.must(slurmUID, api.OpSetup, jobCall(id, good))
+	s := w.must(slurmUID, api.OpDataIn, api.StageCall{JobCall: jobCall(id, ""), WaitSeconds: 30}).(api.StageState)
+	if s.Phase != api.StageDone {
+		w.t.Fatalf("stage-in of job %d: %+v", id, s)
+	}
+}
+
+func (w *world) event(id uint32, name string) time.Time {
+	w.t.Helper()
+	for _, e := range w.must(0, api.OpJobShow, api.JobID{JobID: id}).(api.Job).Events {
+		if e.Name == name {
+			at, err := time.Parse(api.TimeFormat, e.At)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			return at
+		}
+	}
+	return time.Time{}
+}
+
+func TestWhoMayCallWhat(t *testing.T) {
+	w := newWorld(t)
+	w.staged(7)
+	transfer := w.must(0, api.OpJobShow, api.JobID{JobID: 7}).(api.Job).Transfers[0].ID
+	for _, tt := range []struct {
+		name string
+		uid  uint32
+		op   string
+		in   any
+		want api.Code // "": allowed
+	}{
+		{"root sets up", 0, api.OpSetup, jobCall(7, good), ""},
+		{"SlurmUser sets up", slurmUID, api.OpSetup, jobCall(7, good), ""},
+		{"a user sets up", alice, api.OpSetup, jobCall(7, good), api.CodeDenied},
+		{"a user tears down", alice, api.OpTeardown, jobCall(7, ""), api.CodeDenied},
+		{"a user resumes", alice, api.OpNodeResume, api.Resume{}, api.CodeDenied},
+		{"a user reads paths", alice, api.OpPaths, jobCall(7, ""), api.CodeDenied},
+		{"a user plays the agent", alice, api.OpAgentReport, api.NodeReport{}, api.CodeDenied},
+		{"root plays the agent", 0, api.OpAgentUser, api.UserCall{}, api.CodeDenied},
+		{"root sees a job", 0, api.OpJobShow, api.JobID{JobID: 7}, ""},
+		{"the owner sees it", alice, api.OpJobShow, api.JobID{JobID: 7}, ""},
+		{"another does not", bob, api.OpJobShow, api.JobID{JobID: 7}, api.CodeNotFound},
+		{"nor does SlurmUser", slurmUID, api.OpJobShow, api.JobID{JobID: 7}, api.CodeNotFound},
+		{"the owner sees its transfer", alice, api.OpTransferShow, api.TransferID{ID: transfer}, ""},
+		{"another does not", bob, api.OpTransferShow, api.TransferID{ID: transfer}, api.CodeNotFound},
+		{"a user lists all", alice, api.OpJobList, api.JobList{All: true}, api.CodeDenied},
+		{"a user lists all transfers", alice, api.OpTransferList, api.JobList{All: true}, api.CodeDenied},
+		{"root lists all", 0, api.OpJobList, api.JobList{All: true}, ""},
+		{"anybody lists nodes", bob, api.OpNodeList, nil, ""},
+		{"anybody asks for the status", bob, api.OpStatus, nil, ""},
+		{"nobody knows it", 0, "no.such", nil, api.CodeBadRequest},
+		{"a body of another type", 0, api.OpJobShow, "text", api.CodeBadRequest},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := w.as(tt.uid, tt.op, tt.in)
+			if tt.want == "" && err != nil || tt.want != "" && api.CodeOf(err) != tt.want {
+				t.Errorf("got %v, want code %q", err, tt.want)
+			}
+		})
+	}
+	if got := w.must(bob, api.OpJobList, api.JobList{}).(api.Jobs).Jobs; len(got) != 0 {
+		t.Errorf("bob's jobs: %+v", got)
+	}
+	if got := w.must(alice, api.OpTransferList, api.JobList{}).(api.Transfers).Transfers; len(got) != 1 {
+		t.Errorf("alice's transfers: %+v", got)
+	}
+}
+
+// An agent speaks for people, on a compute node only for those with a job there.
+func TestAgentsVouch(t *testing.T) {
+	w := newWorld(t)
+	w.staged(7)
+	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1"}, Jobs: []api.ResumeJob{{JobID: 7, Nodes: []string{"n1"}}}})
+	agent := func(op string, in any) (any, error) { return w.HandleAgent(t.Context(), request(op, in)) }
+	report := func(node string, role api.Role) {
+		t.Helper()
+		if _, err := agent(api.OpAgentReport, api.NodeReport{Node: node, Role: role}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	show, _ := json.Marshal(api.JobID{JobID: 7})
+	user := func(uid uint32, node, op string) error {
+		_, err := agent(api.OpAgentUser, api.UserCall{UID: uid, Node: node, Op: op, Body: show})
+		return err
+	}
+	if err := user(alice, "n1", api.OpJobShow); api.CodeOf(err) != api.CodeUnavailable {
+		t.Errorf("a node that never reported: %v", err)
+	}
+	report("n1", api.RoleCompute)
+	report("n2", api.RoleCompute)
+	report("login", api.RoleLogin)
+	for _, tt := range []struct {
+		name string
+		uid  uint32
+		node string
+		op   string
+		want api.Code
+	}{
+		{"the owner on the job's node", alice, "n1", api.OpJobShow, ""},
+		{"the owner on another node", alice, "n2", api.OpJobShow, api.CodeDenied},
+		{"another user on the job's node", bob, "n1", api.OpJobShow, api.CodeDenied},
+		{"the owner on the login VM", alice, "login", api.OpJobShow, ""},
+		{"another user there", bob, "login", api.OpJobShow, api.CodeNotFound},
+		{"root there", 0, "login", api.OpJobShow, api.CodeDenied},
+		{"SlurmUser there", slurmUID, "login", api.OpSetup, api.CodeDenied},
+		{"a person plays Slurm", alice, "login", api.OpTeardown, api.CodeDenied},
+		{"a person plays an agent", alice, "login", api.OpAgentUser, api.CodeDenied},
+	} {
+		if err := user(tt.uid, tt.node, tt.op); tt.want == "" && err != nil || tt.want != "" && api.CodeOf(err) != tt.want {
+			t.Errorf("%s: got %v, want code %q", tt.name, err, tt.want)
+		}
+	}
+	if _, err := agent(api.OpJobShow, api.JobID{JobID: 7}); api.CodeOf(err) != api.CodeDenied {
+		t.Errorf("an agent asks for itself: %v", err)
+	}
+	if _, err := agent(api.OpAgentReport, api.NodeReport{Node: "zz", Role: api.RoleCompute}); api.CodeOf(err) != api.CodeDenied {
+		t.Errorf("a report of an unknown node: %v", err)
+	}
+	if _, err := agent(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleLogin}); api.CodeOf(err) != api.CodeDenied {
+		t.Errorf("a compute node that says it is a login VM: %v", err)
+	}
+}
+
+func TestJobProcess(t *testing.T) {
+	w := newWorld(t)
+	judge := func(script string, uid uint32) api.Verdict {
+		t.Helper()
+		return w.must(slurmUID, api.OpJobProcess, api.JobProcess{Script: script, HasUID: true, UID: uid}).(api.Verdict)
+	}
+	for _, tt := range []struct{ name, line, want string }{
+		{"unknown verb", "stage_im source=gs://corpus/ name=x", "did you mean stage_in?"},
+		{"not served", "stage_in source=gs://corpus/ name=x engine=direct", "engine=direct is not served"},
+		{"absolute", "stage_in source=gs://corpus/ to=/etc/x", "/etc/x"},
+		{"file system", "stage_in source=gs://corpus/ name=x fs=fats", "did you mean fast?"},
+	} {
+		v := judge("#!/bin/sh\n#SLUICE "+tt.line+"\n", alice)
+		if len(v.Errors) != 1 || !strings.HasPrefix(v.Errors[0], "script:2:") || !strings.Contains(v.Errors[0], tt.want) {
+			t.Errorf("%s: %q, want one error at line 2 that says %q", tt.name, v.Errors, tt.want)
+		}
+	}
+	if v := judge(good, 0); len(v.Errors) != 1 || !strings.Contains(v.Errors[0], "root") {
+		t.Errorf("root: %+v", v)
+	}
+	// What is not known is accepted, asked for, and known the next time.
+	bad := "#!/bin/sh\n#SLUICE stage_in source=gs://nowhere/x/ name=x\n#SLUICE stage_in source=gs://secret/x/ name=y\n"
+	if v := judge(bad, alice); len(v.Errors) != 0 || len(v.Notices) != 2 {
+		t.Errorf("unknown buckets: %+v, want two notices", v)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		v := judge(bad, alice)
+		if len(v.Errors) == 2 && strings.Contains(v.Errors[0], "does not exist") && strings.Contains(v.Errors[1], "may not be read") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("known buckets: %+v, want two errors", v)
+		}
+	}
+	// setup says the same words.
+	_, err := w.as(slurmUID, api.OpSetup, jobCall(3, bad))
+	if v := judge(bad, alice); err == nil || !strings.HasPrefix(v.Errors[0], strings.SplitN(err.Error(), "\n", 2)[0]) {
+		t.Errorf("setup says %v, job_process %q", err, v.Errors)
+	}
+	if _, err := w.as(slurmUID, api.OpSetup, api.JobCall{JobID: 4, UID: 0, Script: good}); api.CodeOf(err) != api.CodeDenied {
+		t.Errorf("setup for root: %v", err)
+	}
+	if _, err := w.as(slurmUID, api.OpSetup, api.JobCall{JobID: 4, UID: 4242, Script: good}); api.CodeOf(err) != api.CodeDenied {
+		t.Errorf("setup for an unknown uid: %v", err)
+	}
+}
+
+// A job's moments come in their order, and a requeued job is another run.
+func TestLifeOfAJob(t *testing.T) {
+	w := newWorld(t)
+	w.staged(7)
+	env := w.must(slurmUID, api.OpPaths, jobCall(7, "")).(api.Environment).Variables
+	file, err := os.ReadFile(filepath.Join(w.dir, "env", "7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"SLUICE_FS", "SLUICE_FS_FAST", "SLUICE_JOB_DIR", "SLUICE_DATA_C4"} {
+		if env[name] == "" || !strings.Contains(string(file), name+"="+env[name]+"\n") {
+			t.Errorf("%s = %q; file:\n%s", name, env[name], file)
+		}
+	}
+	info, err := os.Stat(filepath.Join(w.dir, "env", "7"))
+	if err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("environment file: %v, %v, want mode 0640", info, err)
+	}
+
+	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1", "n2"}, Jobs: []api.ResumeJob{{JobID: 7, Nodes: []string{"n1", "n2"}}, {JobID: 99, Nodes: []string{"n1"}}}})
+	ready := func(node string) {
+		t.Helper()
+		_, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: node, Role: api.RoleCompute, BootID: "b", ReadyAt: api.FormatTime(time.Now()),
+			Mounts: []api.MountState{{Name: "fast", State: "ok"}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ready("n1")
+	if at := w.event(7, api.EventNodesReady); !at.IsZero() {
+		t.Error("nodes_ready with one of two nodes")
+	}
+	ready("n2")
+	w.must(slurmUID, api.OpPreRun, api.JobCall{JobID: 7, Nodes: []string{"n1", "n2"}})
+	for _, node := range []string{"n1", "n2"} {
+		_, err := w.HandleAgent(t.Context(), request(api.OpAgentJob, api.JobEvent{JobID: 7, Node: node, Event: "prolog", At: api.FormatTime(time.Now())}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := w.must(0, api.OpJobShow, api.JobID{JobID: 7}).(api.Job).Phase; got != "running" {
+		t.Errorf("phase %s, want running", got)
+	}
+	w.mu.Lock()
+	w.jobs[7] = scontrol.Job{ID: 7, State: "STAGE_OUT"}
+	w.exit = 3
+	w.mu.Unlock()
+	w.must(slurmUID, api.OpPostRun, jobCall(7, ""))
+	s := w.must(slurmUID, api.OpDataOut, api.StageCall{JobCall: jobCall(7, ""), WaitSeconds: 30}).(api.StageState)
+	if s.Phase != api.StageDone {
+		t.Errorf("stage-out: %+v", s)
+	}
+	w.must(slurmUID, api.OpTeardown, jobCall(7, ""))
+	job := w.must(0, api.OpJobShow, api.JobID{JobID: 7}).(api.Job)
+	if job.Phase != "failed" || !strings.Contains(job.Reason, "exit code 3") {
+		t.Errorf("phase %s (%s), want failed with its exit code", job.Phase, job.Reason)
+	}
+	order := []string{api.EventSubmitted, api.EventStageInStarted, api.EventStageInDone, api.EventResumeRequested, api.EventNodesReady,
+		api.EventJobStarted, api.EventJobEnded, api.EventStageOutStarted, api.EventStageOutDone}
+	var last time.Time
+	for _, name := range order {
+		at := w.event(7, name)
+		if at.IsZero() || at.Before(last) {
+			t.Errorf("%s at %v, after %v", name, at, last)
+		}
+		last = at
+	}
+	if _, err := os.Stat(filepath.Join(w.dir, "env", "7")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the environment file is still there: %v", err)
+	}
+
+	w.staged(7) // requeued
+	again := w.must(0, api.OpJobShow, api.JobID{JobID: 7}).(api.Job)
+	if again.Phase != "staged" || len(again.Events) != 3 {
+		t.Errorf("the second run: %s %+v, want staged with three moments", again.Phase, again.Events)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.imports != 1 {
+		t.Errorf("%d imports, want 1: the data was there", w.imports)
+	}
+}
+
+func TestNodesAreMadeForTheirAgents(t *testing.T) {
+	w := newWorld(t)
+	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1"}})
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		list := w.must(bob, api.OpNodeList, nil).(api.Nodes).Nodes
+		if list[0].State == "booting" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("nodes %+v", list)
+		}
+	}
+	w.mu.Lock()
+	vm := w.vms[0]
+	w.mu.Unlock()
+	if vm.Labels["sluice-cluster"] != "c" || vm.MachineType != "ctl:8443" {
+		t.Errorf("VM %+v, want the cluster's label and the controller's address", vm)
+	}
+	answer, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleCompute}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := answer.(api.ReportAnswer).FileSystems
+	if len(fs) != 1 || fs[0].Dir != "/lustre" || fmt.Sprint(fs[0].Types) != "[lustre]" {
+		t.Errorf("file systems %+v", fs)
+	}
+}
+
+func TestBBStatusShowsNothingPrivate(t *testing.T) {
+	w := newWorld(t)
+	w.staged(7)
+	for _, args := range [][]string{nil, {"7"}, {"sluice", "7"}, {"8"}} {
+		text := w.must(slurmUID, api.OpBBStatus, api.BBStatus{Args: args}).(api.Text).Text
+		if text == "" || strings.Contains(text, "corpus") || strings.Contains(text, "alice") || strings.Contains(text, "/lustre") {
+			t.Errorf("status %v: %q", args, text)
+		}
+	}
+}
