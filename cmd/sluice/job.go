@@ -206,16 +206,25 @@ func onlyStageOutFailed(job api.Job) bool {
 // pollEvery is how often a followed job is asked for.
 const pollEvery = 300 * time.Millisecond
 
+// knownWithin is how long a job may take to reach Sluice after sbatch: Slurm
+// calls the burst buffer's setup at its next scheduling round.
+const knownWithin = 30 * time.Second
+
 // followJob calls seen with each new state of the job until nothing more will happen.
 func followJob(ctx context.Context, id uint32, seen func(api.Job)) (api.Job, error) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+	began, known := time.Now(), false
 	for {
 		var job api.Job
-		if err := call(ctx, api.OpJobShow, api.JobID{JobID: id}, &job); err != nil {
+		err := call(ctx, api.OpJobShow, api.JobID{JobID: id}, &job)
+		switch {
+		case err == nil:
+			known = true
+			seen(job)
+		case api.CodeOf(err) != api.CodeNotFound || known || time.Since(began) > knownWithin:
 			return job, err
 		}
-		seen(job)
 		switch job.Phase {
 		case phaseDone, phaseFailed, phaseCancelled:
 			return job, nil

@@ -34,7 +34,12 @@ func corpus() ([]text, error) {
 	}
 	var texts []text
 	var parts [][]byte
+	seen := map[string]bool{} // Debian has the directory under two names, one a link to the other
 	for _, path := range paths {
+		if seen[filepath.Base(path)] {
+			continue
+		}
+		seen[filepath.Base(path)] = true
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) || len(data) == 0 {
 			continue
