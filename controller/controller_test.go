@@ -23,7 +23,6 @@ import (
 	"github.com/sluicehpc/sluice/gcp/compute"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
-	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging"
@@ -47,7 +46,16 @@ type cloud struct {
 	exit    int
 	dirs    []string
 	imports int
+	removed []string
+	shift   time.Duration // of the clock
 }
+
+func (c *cloud) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.shift)
+}
+func (c *cloud) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
 func (c *cloud) CheckBucket(_ context.Context, bucket string) error {
 	c.mu.Lock()
@@ -145,8 +153,13 @@ func (c *cloud) Manifest(context.Context, files.User, string, string, string, in
 	return nil, nil, nil
 }
 func (c *cloud) Unlink(context.Context, files.User, string, string, string, []byte) error { return nil }
-func (c *cloud) Remove(context.Context, string, string) error                             { return nil }
-func (c *cloud) Sweep(context.Context, string, []string) ([]string, error)                { return nil, nil }
+func (c *cloud) Remove(_ context.Context, _, path string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.removed = append(c.removed, path)
+	return nil
+}
+func (c *cloud) Sweep(context.Context, string, []string) ([]string, error) { return nil, nil }
 func (c *cloud) MkdirJob(_ context.Context, _, jobDir string, _, _ uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,7 +211,7 @@ slurm: {controller_host: ctl}
 		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake,
 		SlurmUser: users.User{Name: "slurm", UID: slurmUID, GID: slurmUID},
 		EnvDir:    filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"), Fingerprint: "ff", Version: "test",
-		Clock: clock.System, Log: slog.New(slog.DiscardHandler),
+		Clock: fake, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -534,5 +547,44 @@ func TestBBStatusShowsNothingPrivate(t *testing.T) {
 		if text == "" || strings.Contains(text, "corpus") || strings.Contains(text, "alice") || strings.Contains(text, "/lustre") {
 			t.Errorf("status %v: %q", args, text)
 		}
+	}
+}
+
+// A job's directory goes when it is old, unless a stage-out failed.
+func TestRetention(t *testing.T) {
+	w := newWorld(t)
+	run := func(id uint32) {
+		t.Helper()
+		w.staged(id)
+		w.mu.Lock()
+		w.jobs[id] = scontrol.Job{ID: id, State: "COMPLETED"}
+		w.mu.Unlock()
+		w.must(slurmUID, api.OpPostRun, jobCall(id, ""))
+		w.must(slurmUID, api.OpDataOut, api.StageCall{JobCall: jobCall(id, ""), WaitSeconds: 30})
+		w.must(slurmUID, api.OpTeardown, jobCall(id, ""))
+	}
+	run(1)
+	w.mu.Lock()
+	delete(w.buckets, "results") // the next stage-out fails
+	w.mu.Unlock()
+	run(2)
+	if j := w.must(0, api.OpJobShow, api.JobID{JobID: 2}).(api.Job); j.Phase != "failed" || !strings.Contains(j.Reason, "does not exist") {
+		t.Fatalf("job 2 is %s (%s), want failed", j.Phase, j.Reason)
+	}
+	for _, tt := range []struct {
+		shift time.Duration
+		want  []string
+	}{{6 * 24 * time.Hour, nil}, {8 * 24 * time.Hour, []string{files.JobDir("c", 1)}}, {9 * 24 * time.Hour, []string{files.JobDir("c", 1)}}} {
+		w.mu.Lock()
+		w.shift = tt.shift
+		w.mu.Unlock()
+		if err := w.RemoveExpired(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		if !slices.Equal(w.removed, tt.want) {
+			t.Errorf("after %v removed %v, want %v", tt.shift, w.removed, tt.want)
+		}
+		w.mu.Unlock()
 	}
 }

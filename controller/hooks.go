@@ -57,7 +57,10 @@ func (c *Controller) accept(ctx context.Context, in api.JobCall) (store.Job, err
 		return j, c.failJob(j.Key, firstError(err))
 	}
 	for _, p := range places(s) {
-		err := c.buckets.check(ctx, p.url.Bucket)
+		err, known := c.buckets.remembered(p.url.Bucket)
+		if !known || err != nil {
+			err = c.buckets.check(ctx, p.url.Bucket)
+		}
 		if d, ok := bucketDiagnostic(s, p, err); err != nil && ok {
 			return j, c.failJob(j.Key, &api.Error{Code: api.CodeBadRequest, Message: files.Shorten(d.Short()), Hint: d.Hint})
 		}

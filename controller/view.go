@@ -45,6 +45,9 @@ func (c *Controller) viewTransfer(t staging.Transfer, attached int) api.Transfer
 		QueuedAt: api.FormatTime(t.QueuedAt), StartedAt: api.FormatTime(t.StartedAt), EndedAt: api.FormatTime(t.EndedAt),
 		Error: t.Error, Hint: t.Hint, Operation: t.Operation, RequestID: t.RequestID, AttachedJobs: attached,
 	}
+	if v.Hint == "" {
+		v.Hint = t.Note
+	}
 	if l.ETA >= 0 {
 		v.ETASeconds = l.ETA.Round(time.Second / 10).Seconds()
 	}

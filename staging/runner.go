@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/internal/atomicfile"
@@ -52,8 +53,9 @@ type Store interface {
 	Publish(ctx context.Context, t Transfer, p files.Published) error
 	// AttachStageIn attaches a job's directive number index to a transfer of
 	// t's version: one that is done, on the same instance, or one that goes on
-	// and is not to be cancelled; or else to t itself, which it stores then.
-	AttachStageIn(ctx context.Context, index int, t Transfer) (Transfer, error)
+	// and is not to be cancelled. If there is none, it stores t and attaches to
+	// it when create is set; else it does nothing and found is false.
+	AttachStageIn(ctx context.Context, index int, t Transfer, create bool) (got Transfer, found bool, err error)
 	// AttachStageOut does so for a stage-out: t, unless the job has it already.
 	AttachStageOut(ctx context.Context, index int, t Transfer) (Transfer, error)
 }
@@ -85,9 +87,11 @@ type Runner struct {
 	// Fault is called at the points where a crash is interesting; tests die in it.
 	Fault func(point string)
 
-	wg    sync.WaitGroup
-	ctx   context.Context // of Start: ends all work
-	mu    sync.Mutex      // guards what follows
+	wg       sync.WaitGroup
+	ctx      context.Context // of Start: ends all work
+	listings singleflight.Group
+
+	mu    sync.Mutex // guards what follows
 	runs  map[string]*run
 	lanes map[string]*lane // by instance
 }
@@ -520,7 +524,7 @@ func (r *Runner) StageIn(ctx context.Context, j Job, index int, in In) (Transfer
 	if err != nil {
 		return Transfer{}, err
 	}
-	l, err := List(ctx, r.Bucket, in.Bucket, in.Prefix, in.AllowEmpty)
+	l, err := r.list(ctx, in)
 	if err != nil {
 		return Transfer{}, err
 	}
@@ -532,12 +536,16 @@ func (r *Runner) StageIn(ctx context.Context, j Job, index int, in In) (Transfer
 	t.Bucket, t.Prefix = in.Bucket, in.Prefix
 	t.Dataset, t.Version, t.InstanceUID = DatasetID(in.Bucket, in.Prefix), l.Version, inst.UID
 	t.Objects, t.Bytes = l.Objects, l.Bytes
+	got, found, err := r.Store.AttachStageIn(ctx, index, t, false)
+	if err != nil || found {
+		return got, err
+	}
 	// The listing first: a transfer without it could not be verified.
 	if err := atomicfile.Write(r.listingFile(t.ID), files.Lines(l.Entries), 0o600); err != nil {
 		return Transfer{}, err
 	}
 	r.fault("listed")
-	got, err := r.Store.AttachStageIn(ctx, index, t)
+	got, _, err = r.Store.AttachStageIn(ctx, index, t, true)
 	if err != nil {
 		r.removeListings(t.ID)
 		return Transfer{}, err
@@ -548,6 +556,22 @@ func (r *Runner) StageIn(ctx context.Context, j Job, index int, in In) (Transfer
 	}
 	r.start(got, false, false)
 	return got, nil
+}
+
+// list lists a prefix once for all that ask while it is being listed: the tasks
+// of an array all want the same.
+func (r *Runner) list(ctx context.Context, in In) (Listing, error) {
+	key := fmt.Sprintf("%t gs://%s/%s", in.AllowEmpty, in.Bucket, in.Prefix)
+	answer := r.listings.DoChan(key, func() (any, error) {
+		return List(r.ctx, r.Bucket, in.Bucket, in.Prefix, in.AllowEmpty)
+	})
+	select {
+	case a := <-answer:
+		l, _ := a.Val.(Listing)
+		return l, a.Err
+	case <-ctx.Done():
+		return Listing{}, ctx.Err()
+	}
 }
 
 // Out asks for a directory of a job in a bucket.

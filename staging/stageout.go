@@ -37,6 +37,7 @@ func (r *Runner) makeManifest(ctx context.Context, x *run) error {
 		next.Bytes += e.Size
 	}
 	if len(skipped) > 0 {
+		r.Log.Info("not exported", "transfer", x.t.ID, "number", len(skipped), "first", skipped[0].Path, "why", skipped[0].Why)
 		next.Note = fmt.Sprintf("%d not exported, such as %s: %s", len(skipped), skipped[0].Path, skipped[0].Why)
 	}
 	if err := r.save(ctx, x, next); err != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
@@ -128,13 +129,14 @@ func serve(ctx context.Context, configPath string) error {
 		return err
 	}
 	errs := make(chan error, 2)
-	go func() {
+	var listeners sync.WaitGroup
+	listeners.Go(func() {
 		errs <- local.Serve(ctx, people, map[uint32]bool{slurmUser.UID: true}, c.HandleLocal)
-	}()
-	go func() {
+	})
+	listeners.Go(func() {
 		s := remote.Server{Key: key, Handle: c.HandleAgent, Log: log.New(os.Stderr, "agents: ", 0)}
 		errs <- s.Serve(ctx, agents, cert)
-	}()
+	})
 	logger.Info("sluiced runs", "version", version.String(), "cluster", cfg.Cluster, "listen", cfg.Listen, "fingerprint", fingerprint)
 	notify("READY=1")
 
@@ -147,6 +149,7 @@ func serve(ctx context.Context, configPath string) error {
 	cancel()
 	stopped := make(chan struct{})
 	go func() {
+		listeners.Wait() // calls may start work, so they end first
 		c.Wait()
 		close(stopped)
 	}()

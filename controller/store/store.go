@@ -267,7 +267,7 @@ func attach(tx *sql.Tx, index int, t staging.Transfer, id string) error {
 }
 
 // AttachStageIn implements staging.Store.
-func (s *Store) AttachStageIn(ctx context.Context, index int, t staging.Transfer) (got staging.Transfer, err error) {
+func (s *Store) AttachStageIn(ctx context.Context, index int, t staging.Transfer, create bool) (got staging.Transfer, found bool, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
 		got, err = scanTransfer(tx.QueryRow(`SELECT t.doc, t.cancel FROM datasets d JOIN transfers t ON t.id = d.transfer
 			WHERE d.fs = ? AND d.dataset = ? AND d.version = ? AND d.instance_uid = ? AND t.state = 'DONE'`, t.FS, t.Dataset, t.Version, t.InstanceUID))
@@ -276,14 +276,18 @@ func (s *Store) AttachStageIn(ctx context.Context, index int, t staging.Transfer
 				WHERE kind = 'stage_in' AND fs = ? AND dataset = ? AND version = ? AND ended = 0 AND cancel = 0 ORDER BY queued_at LIMIT 1`, t.FS, t.Dataset, t.Version))
 		}
 		if errors.Is(err, ErrNotFound) {
+			if !create {
+				return nil
+			}
 			got, err = t, saveTransfer(tx, t)
 		}
 		if err != nil {
 			return err
 		}
+		found = true
 		return attach(tx, index, t, got.ID)
 	})
-	return got, err
+	return got, found, err
 }
 
 // AttachStageOut implements staging.Store. A stage-out that failed is not
