@@ -408,8 +408,8 @@ func (c *Controller) afterTeardown(ctx context.Context, k store.Key) {
 		return // it waits in Slurm and comes again
 	}
 	j, err := c.Store.UpdateJob(ctx, k, func(j *store.Job) error {
-		if j.Active {
-			return errSetUpAgain
+		if j.Active || j.Ran() {
+			return errSetUpAgain // and perhaps over by now
 		}
 		if j.Phase != store.PhaseFailed {
 			j.Phase, j.Reason = store.PhaseCancelled, "cancelled before it started"

@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 packages=(
   debootstrap # builds the root of the sandbox's VMs
+  lua5.4      # tests of burst_buffer.lua
   perl-doc    # some hundred English texts: the demo's corpus
   shellcheck  # make lint
   util-linux  # nsenter, setpriv

@@ -471,6 +471,9 @@ func (c *Cluster) burstBuffer(f features) []byte {
 	if f.polls {
 		l.add("PollInterval", seconds(pollInterval))
 	}
+	// After a failure the job lets go of its buffer: a released job is set up
+	// again (without the flag it waits for ever), a finished one leaves the queue.
+	l.add("Flags", "TeardownFailure")
 	var b strings.Builder
 	fmt.Fprintf(&b, header, c.Version)
 	l.write(&b)

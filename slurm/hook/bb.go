@@ -118,6 +118,10 @@ func (h *Hook) burstBuffer(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errUsage
 	}
+	if h.Stderr == os.Stderr {
+		// Slurm takes a child's two outputs as one, and shows them as the job's reason.
+		h.Stderr = lazyLog{}
+	}
 	f := functions[args[0]]
 	if f == nil {
 		return errUsage

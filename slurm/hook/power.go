@@ -143,9 +143,26 @@ func (h *Hook) later(ctx context.Context, args []string) error {
 	return nil
 }
 
-// logFile is where detached children write. Slurm starts its power programs in
-// the directory of its logs.
+// logFile is where detached children and the burst-buffer functions write. Slurm
+// starts its programs in the directory of its logs.
 const logFile = "sluice-hook.log"
+
+func openLog() (*os.File, error) {
+	return os.OpenFile(logFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
+}
+
+// lazyLog opens the log for each line: there are few, and mostly none. What
+// cannot be logged is dropped.
+type lazyLog struct{}
+
+func (lazyLog) Write(p []byte) (int, error) {
+	f, err := openLog()
+	if err != nil {
+		return len(p), nil
+	}
+	defer f.Close()
+	return f.Write(p)
+}
 
 // detach starts this program in a session of its own, holding none of the
 // caller's descriptors: Slurm waits for whoever holds its pipes.
@@ -159,7 +176,7 @@ func detach(input []byte, args ...string) error {
 		return err
 	}
 	defer in.Close()
-	log, err := os.OpenFile(logFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
+	log, err := openLog()
 	if err != nil {
 		if log, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
 			return err

@@ -329,6 +329,30 @@ func TestSbatchRefusesBadDirectivesWithTheirLine(t *testing.T) {
 	}
 }
 
+// After the cause is gone, an admin's release is enough.
+func TestReleasedJobIsSetUpAgain(t *testing.T) {
+	id := submit(t, stageJob("made-later", copyAll))
+	waitPhase(t, id, "failed")
+	wait(t, "squeue shows the reason on one line", func() (bool, string) {
+		state, reason := squeue(t, id)
+		return state == "PENDING" && strings.HasSuffix(reason, "gs://made-later/data/: bucket does not exist; check the bucket's name") && !strings.Contains(reason, "\n"), state + " " + reason
+	})
+	newBucket(t, "made-later", texts("data/", 2, 10))
+	mustOnVM(t, "controller", "root", "", "scontrol", "release", fmt.Sprint(id))
+	wait(t, "the released job is done", func() (bool, string) {
+		job, err := showJob(t, id)
+		return err == nil && job.Phase == "done", fmt.Sprintf("%s %s %v", job.Phase, job.Reason, err)
+	})
+	// What its first failure left behind must not overtake it.
+	wait(t, "Slurm has forgotten its buffer", func() (bool, string) {
+		out := mustOnVM(t, "controller", "root", "", "scontrol", "show", "burst")
+		return !strings.Contains(out, fmt.Sprintf("JobID=%d ", id)), out
+	})
+	if job, err := showJob(t, id); err != nil || job.Phase != "done" {
+		t.Errorf("the job is %s (%v), want done", job.Phase, err)
+	}
+}
+
 // What only the bucket or the file system can tell fails in setup, in words.
 func TestSetupFailsInWords(t *testing.T) {
 	newBucket(t, "nothing-there", map[string][]byte{"other/x": []byte("x")})
@@ -405,7 +429,8 @@ func TestStageOutDoesNotFollowASymlinkOutOfTheJobDirectory(t *testing.T) {
 	if got := listing(t, b, "result/"); len(got) != 0 {
 		t.Errorf("%d objects were staged out through a symbolic link", len(got))
 	}
-	if state, _ := squeue(t, id); state != "COMPLETED" {
-		t.Errorf("the job is %s, want COMPLETED: only its stage-out failed", state)
-	}
+	wait(t, "Slurm has the job as completed, with the reason", func() (bool, string) {
+		state, reason := squeue(t, id)
+		return state == "COMPLETED" && strings.Contains(reason, "symbolic link"), state + " " + reason
+	})
 }
