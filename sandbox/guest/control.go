@@ -338,11 +338,27 @@ func (m *Manager) cat(names []string) Response {
 	return Response{Out: b.String()}
 }
 
+// managerWait is how long systemctl waits for a service manager that is not up yet, as in a VM that boots.
+const managerWait = 10 * time.Second
+
+func dialManager(socket string, wait time.Duration) (net.Conn, error) {
+	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			return conn, nil
+		}
+		notYet := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
+		if !notYet || time.Now().After(deadline) {
+			return nil, fmt.Errorf("asking the service manager: %w", err)
+		}
+	}
+}
+
 // call sends one request to the service manager.
 func call(socket string, req Request) (Response, error) {
-	conn, err := net.Dial("unix", socket)
+	conn, err := dialManager(socket, managerWait)
 	if err != nil {
-		return Response{}, fmt.Errorf("asking the service manager: %w", err)
+		return Response{}, err
 	}
 	defer conn.Close()
 	line, err := json.Marshal(req)

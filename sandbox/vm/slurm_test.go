@@ -194,7 +194,4 @@ func TestSlurm(t *testing.T) {
 			t.Errorf("the console lacks %q:\n%s", want, console)
 		}
 	}
-	if strings.Contains(string(console), "killed") {
-		t.Errorf("a service did not stop in time:\n%s", console)
-	}
 }

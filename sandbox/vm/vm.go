@@ -145,25 +145,24 @@ func (h *Host) start(ctx context.Context, spec Spec) (_ *VM, err error) {
 	if _, err := specWrite.Write(append(line, '\n')); err != nil {
 		return nil, fmt.Errorf("talking to its first process: %w", err)
 	}
-	if err := h.connect(spec, v.Pid()); err != nil {
-		return nil, fmt.Errorf("connecting its network: %w", err)
-	}
+	connectErr := h.connect(spec, v.Pid())
 	ctx, cancel := context.WithTimeout(ctx, bootLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = replyRead.SetReadDeadline(time.Unix(1, 0)) })()
-	answer, err := bufio.NewReader(replyRead).ReadBytes('\n')
-	if err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		return nil, fmt.Errorf("waiting for its file systems (%s may say more): %w", v.Console(), err)
-	}
 	var reply guest.BootReply
-	if err := json.Unmarshal(answer, &reply); err != nil {
-		return nil, err
+	answer, err := bufio.NewReader(replyRead).ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(answer, &reply)
 	}
-	if reply.Error != "" {
+	switch {
+	case reply.Error != "": // a process that failed has no network to connect either
 		return nil, errors.New(reply.Error)
+	case connectErr != nil:
+		return nil, fmt.Errorf("connecting its network: %w", connectErr)
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("waiting for its file systems: %w", ctx.Err())
+	case err != nil:
+		return nil, fmt.Errorf("waiting for its file systems (%s may say more): %w", v.Console(), err)
 	}
 	if _, err := specWrite.Write([]byte("go\n")); err != nil {
 		return nil, fmt.Errorf("talking to its first process: %w", err)
