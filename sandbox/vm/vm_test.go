@@ -33,6 +33,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inside) != "" || os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
+	// Before there is no network: the first one to need the root fetches it.
+	if _, err := rootfs.Ensure(context.Background(), rootfs.Options{Cache: rootfs.Cache(), Log: os.Stderr}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -76,7 +81,6 @@ func newHost(t *testing.T) (*Host, string) {
 				return err
 			}
 			var err error
-			// The root must be there already: a namespace without a network cannot fetch it.
 			if layer, err = rootfs.Ensure(context.Background(), rootfs.Options{Cache: rootfs.Cache()}); err != nil {
 				return err
 			}
