@@ -25,7 +25,7 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/rootfs"
 )
 
-// inside is set in the environment of the test process that has namespaces of its own.
+// inside is set in the environment of the test process that has namespaces of its own, to the path of a guest binary.
 const inside = "SLUICE_TEST_INSIDE"
 
 // TestMain runs the tests as PID 1 of namespaces of their own, so that nothing of them can stay on the host.
@@ -33,37 +33,53 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inside) != "" || os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
+	code, err := reexec()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// reexec runs the test binary again, inside.
+func reexec() (code int, err error) {
 	// Before there is no network: the first one to need the root fetches it.
 	if _, err := rootfs.Ensure(context.Background(), rootfs.Options{Cache: rootfs.Cache(), Log: os.Stderr}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return 1, err
+	}
+	dir, err := os.MkdirTemp("", "sluice-vm-test-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	guestBinary := filepath.Join(dir, "sluice-guest")
+	build := exec.Command("go", "build", "-o", guestBinary, "../../cmd/sluice-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		return 1, err
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), inside+"="+guestBinary)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	runtime.LockOSThread()
+	runtime.LockOSThread() // Pdeathsig follows the thread
+	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	err := cmd.Run()
 	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		os.Exit(0)
-	case errors.As(err, &exit):
-		os.Exit(exit.ExitCode())
-	default:
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if err := cmd.Run(); errors.As(err, &exit) {
+		return exit.ExitCode(), nil
+	} else if err != nil {
+		return 1, err
 	}
+	return 0, nil
 }
 
 var (
-	once        sync.Once
-	onceErr     error
-	guestBinary string
-	layer       string
+	once    sync.Once
+	onceErr error
+	layer   string
 )
 
 // newHost returns a Host with a bridge, the guest binary built from this checkout, and the real root.
@@ -84,16 +100,6 @@ func newHost(t *testing.T) (*Host, string) {
 			if layer, err = rootfs.Ensure(context.Background(), rootfs.Options{Cache: rootfs.Cache()}); err != nil {
 				return err
 			}
-			dir, err := os.MkdirTemp("", "sluice-vm-test-")
-			if err != nil {
-				return err
-			}
-			guestBinary = filepath.Join(dir, "sluice-guest")
-			build := exec.Command("go", "build", "-o", guestBinary, "../../cmd/sluice-guest")
-			build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod")
-			if out, err := build.CombinedOutput(); err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
 			bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
 			if err := netlink.LinkAdd(bridge); err != nil {
 				return err
@@ -113,7 +119,7 @@ func newHost(t *testing.T) (*Host, string) {
 	if onceErr != nil {
 		t.Fatal(onceErr)
 	}
-	return &Host{Bridge: "br0", Guest: guestBinary, Domain: "c.test.internal", DNS: netip.MustParseAddr("169.254.169.254")}, layer
+	return &Host{Bridge: "br0", Guest: os.Getenv(inside), Domain: "c.test.internal", DNS: netip.MustParseAddr("169.254.169.254")}, layer
 }
 
 func spec(t *testing.T, layer string, n int) Spec {
