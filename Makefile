@@ -30,7 +30,7 @@ unit:
 	go test -timeout 10m $(UNIT)
 
 e2e:
-	go test -count=1 -timeout 18m ./tests/...
+	go test -p 1 -count=1 -timeout 18m ./tests/...
 
 lint: ## gofmt, go vet, staticcheck, shellcheck
 	@scripts/lint.sh
@@ -39,7 +39,7 @@ bench: deps build ## measure speed and memory against the peers; tables and .ben
 	go run ./tests/bench/cmd
 
 campaign: deps build ## the longer tests: large objects, many rounds
-	SLUICE_CAMPAIGN=1 go test -count=1 -timeout 60m ./sandbox/storage/... ./tests/...
+	SLUICE_CAMPAIGN=1 go test -count=1 -p 1 -timeout 60m ./sandbox/storage/... ./tests/...
 
 clean: ## remove what was built, the sandboxes and the cache of VM roots
 	@if [ -x bin/sluice ]; then bin/sluice sandbox down --all; fi
