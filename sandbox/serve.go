@@ -190,7 +190,7 @@ func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
 	o := &outer{cfg: cfg, log: log, faults: &faults.Set{}, tokens: newTokens()}
 	host := &vm.Host{Bridge: bridge, Guest: cfg.Guest, Domain: zoneDomain, DNS: netip.MustParseAddr(metadataAddress)}
 	o.machines = newMachines(host, p, cfg, log)
-	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project}); err != nil {
+	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project, Faults: o.faults}); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
 	o.compute, err = compute.New(compute.Config{

@@ -23,6 +23,8 @@ const (
 	LustreTransferParallel = "lustre.transfer.parallel"
 	// LustreCapacity is how many bytes each instance may hold (a whole number above 0).
 	LustreCapacity = "lustre.capacity"
+	// StorageDeny is a bucket on which every call is refused with 403.
+	StorageDeny = "storage.deny"
 	// ComputeInsertDelay is the time that an instance stays in PROVISIONING (a Go duration).
 	ComputeInsertDelay = "compute.insert.delay"
 )
@@ -48,6 +50,7 @@ var keys = []Key{
 	{LustreImportCorrupt, "gs://BUCKET/OBJECT: the imported file gets one flipped byte", checkObject},
 	{LustreTransferParallel, "on: an instance may run more than one transfer at a time", checkSwitch},
 	{LustreTransferRate, "BYTES a second: the most that each transfer copies", checkRate},
+	{StorageDeny, "BUCKET: every call on it is refused with 403", checkBucket},
 }
 
 // Keys lists the known faults, sorted by name.
@@ -162,6 +165,13 @@ func checkObject(v string) error {
 	bucket, object, ok := strings.Cut(strings.TrimPrefix(v, "gs://"), "/")
 	if !strings.HasPrefix(v, "gs://") || !ok || bucket == "" || object == "" {
 		return errors.New("want gs://BUCKET/OBJECT")
+	}
+	return nil
+}
+
+func checkBucket(v string) error {
+	if v == "" || strings.Contains(v, "/") {
+		return errors.New("want the bucket's name alone")
 	}
 	return nil
 }

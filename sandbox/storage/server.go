@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehpc/sluice/sandbox/faults"
 )
 
 // projectNumber is the number of the one project that a sandbox has.
@@ -37,6 +39,8 @@ type Options struct {
 	Project string
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+	// Faults are the faults to act on, or nil for none.
+	Faults *faults.Set
 }
 
 // Server is a Cloud Storage server. Its methods may be called concurrently.
@@ -47,6 +51,7 @@ type Server struct {
 	dir     string
 	project string
 	now     func() time.Time
+	faults  *faults.Set
 	lock    *os.File
 	db      *sql.DB // any number of readers
 	writer  *sql.DB // one connection: SQLite has one writer
@@ -63,7 +68,7 @@ func New(o Options) (*Server, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Server{dir: o.Dir, project: o.Project, now: o.Now, sessions: map[string]*upload{}}
+	s := &Server{dir: o.Dir, project: o.Project, now: o.Now, faults: o.Faults, sessions: map[string]*upload{}}
 	if err := os.MkdirAll(filepath.Join(o.Dir, "data"), 0o700); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
@@ -228,8 +233,11 @@ func (c *call) match(pattern, segments []string) bool {
 }
 
 // authorize is the one place where a request is allowed or refused: permission on object (or on bucket, where object is
-// empty, or on the project, where both are). So far every caller may do everything.
+// empty, or on the project, where both are). So far every caller may do everything but on buckets that are denied to all.
 func (s *Server) authorize(r *http.Request, permission, bucket, object string) error {
+	if denied, on := s.faults.Get(faults.StorageDeny); on && bucket == denied {
+		return &apiError{http.StatusForbidden, "forbidden", "The caller does not have " + permission + " access to the Google Cloud Storage bucket " + bucket + "."}
+	}
 	return nil
 }
 

@@ -1,4 +1,4 @@
-// Package bench measures what the benchmarks of make bench share.
+// Package bench has what the benchmarks of make bench share.
 package bench
 
 import (
@@ -12,16 +12,29 @@ import (
 
 // Program is one to be measured. Its outputs go to /dev/null.
 type Program struct {
-	Path string   // absolute
-	Args []string // without the program's name
-	Env  []string // all of its environment
+	Path string   `json:"path"` // absolute
+	Args []string `json:"args"` // without the program's name
+	Env  []string `json:"env"`  // all of its environment
 }
 
-// ExecMedians runs the programs n times each, in turns, so that what else the
-// machine does strikes all alike; it returns the median time from the start of
-// the process to its end, in the order of the programs. A program that does not
-// exit with 0 is an error.
+// ExecMedians is the median of each program's ExecTimes.
 func ExecMedians(ctx context.Context, n int, programs ...Program) ([]time.Duration, error) {
+	times, err := ExecTimes(ctx, n, programs...)
+	if err != nil {
+		return nil, err
+	}
+	medians := make([]time.Duration, len(programs))
+	for i, t := range times {
+		medians[i] = median(t)
+	}
+	return medians, nil
+}
+
+// ExecTimes runs the programs n times each, in turns, so that what else the
+// machine does strikes all alike; it returns the times from the start of the
+// process to its end, in the order of the programs. A program that does not
+// exit with 0 is an error.
+func ExecTimes(ctx context.Context, n int, programs ...Program) ([][]time.Duration, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -40,11 +53,7 @@ func ExecMedians(ctx context.Context, n int, programs ...Program) ([]time.Durati
 			times[i] = append(times[i], took)
 		}
 	}
-	medians := make([]time.Duration, len(programs))
-	for i, t := range times {
-		medians[i] = median(t)
-	}
-	return medians, nil
+	return times, nil
 }
 
 // execOnce uses neither pipes nor goroutines, which would be measured too.

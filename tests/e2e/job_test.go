@@ -356,9 +356,12 @@ func TestReleasedJobIsSetUpAgain(t *testing.T) {
 // What only the bucket or the file system can tell fails in setup, in words.
 func TestSetupFailsInWords(t *testing.T) {
 	newBucket(t, "nothing-there", map[string][]byte{"other/x": []byte("x")})
+	newBucket(t, "not-ours", texts("data/", 1, 10))
+	fault(t, "storage.deny", "not-ours")
 	for _, tt := range []struct{ name, script, want string }{
 		{"no such bucket", stageJob("no-such-bucket-anywhere", "true"), "no-such-bucket-anywhere"},
 		{"empty prefix", stageJob("nothing-there", "true"), "no object"},
+		{"bucket that may not be read", stageJob("not-ours", "true"), "may not be"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			id := submit(t, tt.script)
