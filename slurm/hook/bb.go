@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,17 +102,18 @@ func readScript(path string) ([]byte, error) {
 
 // functions are the burst-buffer functions that start a process.
 var functions = map[string]func(*Hook, context.Context, options) (answer, error){
-	"job_process":   (*Hook).jobProcess,
-	"setup":         (*Hook).setup,
-	"data_in":       (*Hook).dataIn,
-	"test_data_in":  (*Hook).testDataIn,
-	"paths":         (*Hook).paths,
-	"pre_run":       (*Hook).preRun,
-	"post_run":      (*Hook).postRun,
-	"data_out":      (*Hook).dataOut,
-	"test_data_out": (*Hook).testDataOut,
-	"teardown":      (*Hook).teardown,
-	"status":        (*Hook).status,
+	"job_process":    (*Hook).jobProcess,
+	"setup":          (*Hook).setup,
+	"data_in":        (*Hook).dataIn,
+	"test_data_in":   (*Hook).testDataIn,
+	"paths":          (*Hook).paths,
+	"path_directory": (*Hook).pathDirectory,
+	"pre_run":        (*Hook).preRun,
+	"post_run":       (*Hook).postRun,
+	"data_out":       (*Hook).dataOut,
+	"test_data_out":  (*Hook).testDataOut,
+	"teardown":       (*Hook).teardown,
+	"status":         (*Hook).status,
 }
 
 func (h *Hook) burstBuffer(ctx context.Context, args []string) error {
@@ -287,6 +289,16 @@ func (h *Hook) paths(ctx context.Context, o options) (answer, error) {
 		fmt.Fprintf(&b, "%s=%s\n", name, value)
 	}
 	return answer{"ok", strings.TrimSuffix(b.String(), "\n")}, nil
+}
+
+// pathDirectory makes the directory of the file that paths writes; slurmctld
+// stands still.
+func (h *Hook) pathDirectory(_ context.Context, o options) (answer, error) {
+	file := o.values["file"]
+	if !filepath.IsAbs(file) {
+		return answer{}, errUsage
+	}
+	return ok, os.MkdirAll(filepath.Dir(file), 0o700)
 }
 
 func (h *Hook) preRun(ctx context.Context, o options) (answer, error) {

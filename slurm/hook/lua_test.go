@@ -234,6 +234,12 @@ func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	}
 	expect("paths without sluiced's file", long.call(t, "paths", info, "7", script, pathFile, "1000", "100"), "0")
 	expect("the environment", content(), "SLUICE_JOB_DIR=/lustre/x\n")
+	// A task of a job array has no directory of its own.
+	task := filepath.Join(t.TempDir(), "hash.8", "job.8", "path")
+	expect("paths of an array's task", long.call(t, "paths", info, "8", script, task, "1000", "100"), "0")
+	if data, err := os.ReadFile(task); err != nil || string(data) != "SLUICE_JOB_DIR=/lustre/x\n" {
+		t.Errorf("the environment of an array's task: %q, %v", data, err)
+	}
 	asked := len(s.ops())
 	for _, l := range []luaFile{long, short} {
 		if err := os.WriteFile(filepath.Join(l.environment, "7"), []byte("SLUICE_FS=/lustre\n"), 0o644); err != nil {

@@ -164,6 +164,12 @@ function slurm_bb_paths(id, script, path_file, uid, gid, info)
 	end
 	local target, reason = io.open(path_file, "w")
 	if not target then
+		-- Slurm wants the file in the job's own directory, which it makes for a
+		-- job but not for the tasks of an array.
+		call("path_directory", { file = path_file })
+		target, reason = io.open(path_file, "w")
+	end
+	if not target then
 		return slurm.ERROR, tostring(reason)
 	end
 	target:write(variables)
