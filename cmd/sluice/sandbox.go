@@ -8,7 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -27,7 +30,7 @@ func sandboxCommand() *cli.Command {
 		Description: "Everything lives in namespaces of its own: nothing on this machine changes but one cache directory,\n" +
 			"/var/cache/sluice (below SLUICE_ROOT when that is set). Needs root.",
 		Subcommands: []*cli.Command{
-			sandboxUp(), sandboxDown(), sandboxStatus(), sandboxExec(), sandboxDemo(), sandboxFault(), sandboxServe(),
+			sandboxUp(), sandboxDown(), sandboxStatus(), sandboxExec(), sandboxDemo(), sandboxFault(), sandboxServe(), sandboxFollow(),
 			workstationCommand("_create", createCluster), workstationCommand("_demo", runDemo),
 		},
 	}
@@ -86,6 +89,11 @@ func onWorkstation(ctx context.Context, stdout, stderr io.Writer, name string, a
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 15 * time.Second
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
+	// If this process is killed the child must not stay behind. The signal comes
+	// when the thread that started it ends, so the thread is kept.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -103,12 +111,15 @@ func sandboxUp() *cli.Command {
 	return &cli.Command{
 		Name:  "up",
 		Usage: "start the sandbox: Google's APIs, a controller and a login VM with Slurm",
-		Flags: []cli.Flag{nameFlag(), slurmFlag(), jsonFlag()},
+		Flags: []cli.Flag{
+			nameFlag(), slurmFlag(), jsonFlag(),
+			&cli.IntFlag{Name: "owner", Usage: "end the sandbox when the process `PID` has ended"},
+		},
 		Action: func(c *cli.Context) error {
 			if err := noArgs(c); err != nil {
 				return err
 			}
-			status, err := up(c.Context, c.App.ErrWriter, c.String("name"), c.String("slurm"))
+			status, err := up(c.Context, c.App.ErrWriter, c.String("name"), c.String("slurm"), c.Int("owner"))
 			if err != nil {
 				return err
 			}
@@ -121,7 +132,8 @@ func sandboxUp() *cli.Command {
 }
 
 // up starts the sandbox and builds the cluster in it; after an error nothing of it is left.
-func up(ctx context.Context, log io.Writer, name, slurm string) (*sandbox.Status, error) {
+// When owner is not 0 the sandbox ends with that process, even if that is killed.
+func up(ctx context.Context, log io.Writer, name, slurm string, owner int) (*sandbox.Status, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -133,10 +145,34 @@ func up(ctx context.Context, log io.Writer, name, slurm string) (*sandbox.Status
 	if err != nil {
 		return nil, sandboxError(name, err)
 	}
+	if owner != 0 {
+		if err := follow(self, name, owner); err != nil {
+			return nil, errors.Join(err, sandbox.Down(context.WithoutCancel(ctx), name))
+		}
+	}
 	if err := onWorkstation(ctx, log, log, name, "_create", "--name", name, "--slurm", status.Slurm); err != nil {
 		return nil, errors.Join(err, sandbox.Down(context.WithoutCancel(ctx), name))
 	}
 	return sandbox.GetStatus(ctx, name)
+}
+
+// follow starts the process that ends the sandbox after its owner.
+func follow(self, name string, owner int) error {
+	cmd := exec.Command(self, "sandbox", "_follow", "--name", name, "--owner", strconv.Itoa(owner))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Dir = "/"
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("follow process %d: %w", owner, err)
+	}
+	return cmd.Process.Release()
+}
+
+func sandboxFollow() *cli.Command {
+	return &cli.Command{
+		Name: "_follow", Hidden: true,
+		Flags:  []cli.Flag{nameFlag(), &cli.IntFlag{Name: "owner"}},
+		Action: func(c *cli.Context) error { return sandbox.DownAfter(c.Context, c.String("name"), c.Int("owner")) },
+	}
 }
 
 func createCluster(c *cli.Context, name string) error {
@@ -281,7 +317,11 @@ func sandboxDemo() *cli.Command {
 			}
 			began := time.Now()
 			fmt.Fprintln(w, "starting the sandbox: Google's APIs, a controller and a login VM with real Slurm")
-			if _, err := up(ctx, c.App.ErrWriter, name, c.String("slurm")); err != nil {
+			owner := os.Getpid()
+			if c.Bool("keep") {
+				owner = 0
+			}
+			if _, err := up(ctx, c.App.ErrWriter, name, c.String("slurm"), owner); err != nil {
 				return err
 			}
 			fmt.Fprintf(w, "sandbox %s is up after %.1f s\n", name, time.Since(began).Seconds())

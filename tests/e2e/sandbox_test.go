@@ -48,7 +48,7 @@ func run(m *testing.M) (code int) {
 	sluiceBinary = binary
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if out, err := sluice(ctx, nil, "sandbox", "up", "--name", sandboxName); err != nil {
+	if out, err := sluice(ctx, nil, "sandbox", "up", "--name", sandboxName, "--owner", strconv.Itoa(os.Getpid())); err != nil {
 		fmt.Fprintf(os.Stderr, "e2e: sandbox up: %v\n%s\n", err, out)
 		return 1
 	}

@@ -72,7 +72,7 @@ func processes(t *testing.T) []string {
 	var found []string
 	for _, p := range paths {
 		ns, err := os.Readlink(p + "/ns/net")
-		if err != nil || descends(filepath.Base(p), others) {
+		if err != nil || others[ns] || descends(filepath.Base(p), others) {
 			continue // ended meanwhile, or somebody else's
 		}
 		exe, _ := os.Readlink(p + "/exe")
@@ -85,7 +85,8 @@ func processes(t *testing.T) []string {
 	return found
 }
 
-// otherSandboxes are the outer processes of sandboxes that are not of these tests.
+// otherSandboxes are the outer processes, and the networks, of sandboxes that
+// are not of these tests.
 func otherSandboxes(t *testing.T) map[string]bool {
 	t.Helper()
 	pids := map[string]bool{}
@@ -101,6 +102,9 @@ func otherSandboxes(t *testing.T) map[string]bool {
 				t.Fatal(err)
 			}
 			pids[fmt.Sprint(status.PID)] = true
+			if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", status.PID)); err == nil {
+				pids[ns] = true
+			}
 		}
 	}
 	return pids
@@ -256,6 +260,27 @@ func TestKilledOuterProcessLeavesNothingRunning(t *testing.T) {
 	run(t, "sandbox", "down", "--name", name(t))
 	before.State = nil
 	same(t, before)
+}
+
+// A demo that is killed takes its sandbox with it.
+func TestKilledDemoLeavesNothing(t *testing.T) {
+	before := look(t)
+	cmd := command(t, "sandbox", "demo", "--name", name(t), "--report", filepath.Join(t.TempDir(), "report.json"))
+	w := &watch{to: &bytes.Buffer{}, want: "is up after", seen: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.seen:
+	case <-time.After(3 * time.Minute):
+		t.Error("the sandbox never came up")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, before)
+	cmd.Wait()
 }
 
 func TestDemoInterruptedThenRunAgain(t *testing.T) {
