@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -26,10 +27,10 @@ const SandboxName = "bench"
 // stopTime is what a command gets to end after Ctrl-C.
 const stopTime = time.Minute
 
-// Up starts the sandbox with its cluster.
+// Up starts the sandbox with its cluster. It ends with this process at the latest.
 func Up(ctx context.Context, e Env) (*Sandbox, error) {
 	s := &Sandbox{sluice: e.Sluice}
-	if _, err := s.run(ctx, nil, "up", "--name", SandboxName); err != nil {
+	if _, err := s.run(ctx, nil, "up", "--name", SandboxName, "--owner", strconv.Itoa(os.Getpid())); err != nil {
 		return nil, err
 	}
 	return s, nil
