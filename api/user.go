@@ -64,8 +64,9 @@ type Job struct {
 	UID       uint32     `json:"uid"`
 	Account   string     `json:"account,omitempty"`
 	Partition string     `json:"partition,omitempty"`
-	Phase     string     `json:"phase"` // accepted, stage_in, staged, running, ended, stage_out, done, failed, cancelled
+	Phase     string     `json:"phase"` // accepted, stage_in, staged, running, ended, stage_out, done, failed, cancelled, requeued
 	Reason    string     `json:"reason,omitempty"`
+	EndState  string     `json:"end_state,omitempty"` // success, failure, requeued; "" while it runs
 	Nodes     []string   `json:"nodes"`
 	Dir       string     `json:"dir"`
 	Events    []Event    `json:"events"`

@@ -191,6 +191,13 @@ func (c *Controller) Start(ctx context.Context) error {
 			c.follow(j.Key, staging.StageOut)
 		}
 	}
+	requeued, err := c.Store.RequeuedJobs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, j := range requeued {
+		c.wg.Go(func() { c.afterRequeue(ctx, j.Key) })
+	}
 	c.wg.Go(func() { c.fleet.watchInstances(ctx) })
 	c.wg.Go(func() { c.retain(ctx) })
 	return nil

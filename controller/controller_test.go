@@ -511,6 +511,48 @@ func TestLifeOfAJob(t *testing.T) {
 	}
 }
 
+// A requeued job is neither done nor failed, whatever becomes of it.
+func TestRequeuedJob(t *testing.T) {
+	w := newWorld(t)
+	slurm := func(id uint32, state, reason string) {
+		w.mu.Lock()
+		w.jobs[id] = scontrol.Job{ID: id, State: state, Reason: reason}
+		w.mu.Unlock()
+	}
+	for _, id := range []uint32{1, 2} {
+		w.staged(id)
+		slurm(id, "PENDING", "BeginTime")
+		w.must(slurmUID, api.OpPostRun, jobCall(id, ""))
+		w.must(slurmUID, api.OpDataOut, api.StageCall{JobCall: jobCall(id, ""), WaitSeconds: 30})
+		w.must(slurmUID, api.OpTeardown, jobCall(id, ""))
+		if job := w.must(0, api.OpJobShow, api.JobID{JobID: id}).(api.Job); job.Phase != "requeued" || job.EndState != "requeued" {
+			t.Errorf("job %d is %s, its end %q, want requeued", id, job.Phase, job.EndState)
+		}
+	}
+	slurm(1, "CANCELLED", "")
+	w.staged(2)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		job := w.must(0, api.OpJobShow, api.JobID{JobID: 1}).(api.Job)
+		if job.Phase == "cancelled" && job.Reason != "" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the cancelled job is %s (%s)", job.Phase, job.Reason)
+		}
+	}
+	if job := w.must(0, api.OpJobShow, api.JobID{JobID: 2}).(api.Job); job.Phase != "staged" {
+		t.Errorf("the job that came again is %s, want staged", job.Phase)
+	}
+	// The moments of a copy that was there already are in their order.
+	var names []string
+	for _, e := range w.must(0, api.OpJobShow, api.JobID{JobID: 2}).(api.Job).Events {
+		names = append(names, e.Name)
+	}
+	if want := []string{api.EventSubmitted, api.EventStageInStarted, api.EventStageInDone}; !slices.Equal(names, want) {
+		t.Errorf("moments %v, want %v", names, want)
+	}
+}
+
 func TestNodesAreMadeForTheirAgents(t *testing.T) {
 	w := newWorld(t)
 	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1"}})

@@ -1,10 +1,12 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
@@ -60,11 +62,18 @@ func (c *Controller) viewTransfer(t staging.Transfer, attached int) api.Transfer
 	return v
 }
 
+// eventOrder is the order of moments at the same time: a copy that is there
+// already is asked for and done at once.
+var eventOrder = []string{
+	api.EventSubmitted, api.EventStageInStarted, api.EventStageInDone, api.EventResumeRequested, api.EventNodesReady,
+	api.EventJobStarted, api.EventJobEnded, api.EventStageOutStarted, api.EventStageOutDone,
+}
+
 func (c *Controller) viewJob(ctx context.Context, j store.Job) (api.Job, error) {
 	fs, _ := c.Config.FileSystem(j.FS)
 	v := api.Job{
 		JobID: j.ID, Cluster: c.Config.Cluster, Name: j.Name, User: j.User, UID: j.UID, Account: j.Account, Partition: j.Partition,
-		Phase: j.Phase, Reason: j.Reason, Nodes: j.Nodes, Dir: filepath.Join(fs.Mount, j.Dir),
+		Phase: j.Phase, Reason: j.Reason, EndState: j.EndState, Nodes: j.Nodes, Dir: filepath.Join(fs.Mount, j.Dir),
 		Events: []api.Event{}, Transfers: []api.Transfer{},
 	}
 	if v.Nodes == nil {
@@ -74,6 +83,9 @@ func (c *Controller) viewJob(ctx context.Context, j store.Job) (api.Job, error) 
 	if err != nil {
 		return v, err
 	}
+	slices.SortStableFunc(events, func(a, b store.Event) int {
+		return cmp.Or(a.At.Compare(b.At), slices.Index(eventOrder, a.Name)-slices.Index(eventOrder, b.Name))
+	})
 	for _, e := range events {
 		v.Events = append(v.Events, api.Event{Name: e.Name, At: api.FormatTime(e.At)})
 	}

@@ -403,12 +403,62 @@ func (c *Controller) stageOut(ctx context.Context, k store.Key) error {
 		if j.EndState == endFailure {
 			j.Phase, j.Reason = store.PhaseFailed, "the job failed: "+j.EndWords
 		}
+		if j.EndState == endRequeued {
+			j.Phase = store.PhaseRequeued
+		}
 		return nil
 	})
+	if err == nil && j.EndState == endRequeued {
+		c.wg.Go(func() { c.afterRequeue(c.ctx, k) })
+	}
 	if err == nil {
 		c.Log.Info("job done", "job", k.ID, "end", j.EndState)
 	}
 	return err
+}
+
+// requeueAsk is the longest pause between two questions to Slurm about a job that
+// it is to start again.
+const requeueAsk = 10 * time.Second
+
+// afterRequeue notes that a requeued job was cancelled before it began again:
+// Slurm tears nothing down then.
+func (c *Controller) afterRequeue(ctx context.Context, k store.Key) {
+	for pause := time.Second; ; pause = min(2*pause, requeueAsk) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.Clock.After(pause):
+		}
+		newest, err := c.Store.Job(ctx, k.ID)
+		if err != nil {
+			c.Log.Warn("look for a requeued job", "job", k.ID, "err", err)
+			continue
+		}
+		if newest.Gen != k.Gen {
+			return
+		}
+		sj, err := c.Slurm.Job(ctx, k.ID)
+		if err != nil && !errors.Is(err, scontrol.ErrNotFound) {
+			c.Log.Warn("ask Slurm about a requeued job", "job", k.ID, "err", err)
+			continue
+		}
+		if err == nil && (!ended(sj.State) || sj.State == "COMPLETING") {
+			continue
+		}
+		_, err = c.Store.UpdateJob(ctx, k, func(j *store.Job) error {
+			if j.Phase == store.PhaseRequeued {
+				j.Phase, j.Reason = store.PhaseCancelled, "cancelled before it started again"
+			}
+			return nil
+		})
+		if err != nil {
+			c.Log.Error("store a cancelled job", "job", k.ID, "err", err)
+			continue
+		}
+		c.changed.wake()
+		return
+	}
 }
 
 // outFailed notes that the stage-out, not the job, failed; other errors pass.

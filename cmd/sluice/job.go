@@ -191,6 +191,9 @@ const (
 )
 
 func onlyStageOutFailed(job api.Job) bool {
+	if job.EndState == "failure" {
+		return false
+	}
 	ended := false
 	for _, e := range job.Events {
 		ended = ended || e.Name == api.EventJobEnded

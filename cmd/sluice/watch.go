@@ -44,6 +44,7 @@ var phaseWords = map[string]string{
 	"running":   "running",
 	"ended":     "job ended",
 	"stage_out": "staging out; the nodes are free again",
+	"requeued":  "requeued; Slurm starts it again",
 }
 
 func (v *watchView) show(job api.Job) {

@@ -26,6 +26,7 @@ const (
 	PhaseDone      = "done"
 	PhaseFailed    = "failed"
 	PhaseCancelled = "cancelled"
+	PhaseRequeued  = "requeued" // Slurm starts the job again: another run follows
 )
 
 // Job is one run of a job of Slurm.
@@ -138,6 +139,11 @@ func (s *Store) ExpiredJobs(ctx context.Context, t time.Time) ([]Job, error) {
 		}
 	}
 	return expired, err
+}
+
+// RequeuedJobs returns the newest runs that wait for Slurm to start them again.
+func (s *Store) RequeuedJobs(ctx context.Context) ([]Job, error) {
+	return s.jobs(ctx, "AS j WHERE active = 0 AND json_extract(doc, '$.phase') = ? AND gen = (SELECT max(gen) FROM jobs WHERE job_id = j.job_id)", PhaseRequeued)
 }
 
 // CountActiveJobs counts the runs before their teardown.
