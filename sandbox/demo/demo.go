@@ -99,8 +99,12 @@ func (d *demo) say(format string, args ...any) {
 	fmt.Fprintf(d.Out, "[%6.1f s] %s\n", time.Since(d.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// uploads is how many objects are uploaded at a time.
-const uploads = 8
+// uploads is how many objects are uploaded at a time, each through a buffer of
+// chunkSize bytes.
+const (
+	uploads   = 8
+	chunkSize = 2 << 20
+)
 
 func (d *demo) upload(ctx context.Context) error {
 	texts, err := corpus()
@@ -134,6 +138,7 @@ func (d *demo) upload(ctx context.Context) error {
 			defer r.Close()
 			w := bucket.Object(corpusPrefix + t.name).NewWriter(ctx)
 			w.ContentType = "text/plain; charset=utf-8"
+			w.ChunkSize = chunkSize
 			if _, err := io.Copy(io.MultiWriter(w, bar), r); err != nil {
 				return errors.Join(fmt.Errorf("%s: %w", t.name, err), w.Close())
 			}
