@@ -8,10 +8,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,7 +40,11 @@ func TestMain(m *testing.M) {
 					os.Exit(1)
 				}
 			}
-			select {}
+			// Until it is killed. A bare select {} is a deadlock to a static program.
+			terminated := make(chan os.Signal, 1)
+			signal.Notify(terminated, syscall.SIGTERM)
+			<-terminated
+			os.Exit(0)
 		}
 	}
 	os.Exit(m.Run())
