@@ -575,6 +575,21 @@ func TestNodesAreMadeForTheirAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	state := func(mount string) string {
+		t.Helper()
+		_, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleCompute, BootID: "b", ReadyAt: api.FormatTime(time.Now()),
+			Mounts: []api.MountState{{Name: "fast", State: mount}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.must(bob, api.OpNodeList, nil).(api.Nodes).Nodes[0].State
+	}
+	if got := state("ok"); got != "ready" {
+		t.Errorf("a node whose mounts answer is %s, want ready", got)
+	}
+	if got := state("hung"); got != "not_ready" {
+		t.Errorf("a node whose mount hangs is %s, want not_ready", got)
+	}
 	fs := answer.(api.ReportAnswer).FileSystems
 	if len(fs) != 1 || fs[0].Dir != "/lustre" || fmt.Sprint(fs[0].Types) != "[lustre]" {
 		t.Errorf("file systems %+v", fs)

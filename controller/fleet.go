@@ -293,5 +293,10 @@ func state(r *report, now time.Time) string {
 	if r.ReadyAt == "" || now.Sub(r.seenAt) > silent {
 		return "not_ready"
 	}
+	for _, m := range r.Mounts {
+		if m.State != "ok" {
+			return "not_ready"
+		}
+	}
 	return "ready"
 }

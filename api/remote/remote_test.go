@@ -328,6 +328,42 @@ func TestManyCallsAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
+// A flood of connections that prove nothing keeps neither its own address nor
+// another's out, and does not pile up.
+func TestFloodOfStrangers(t *testing.T) {
+	d := &daemon{t: t, dir: t.TempDir()}
+	fp := d.start(echo)
+	const flood = 10 * maxStrangers
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
+	for range flood {
+		c, err := net.Dial("tcp", d.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+	}
+	if err := client(t, d.address, fp, key).Call(t.Context(), "echo", api.JobID{JobID: 7}, nil); err != nil {
+		t.Errorf("a call in the flood: %v", err)
+	}
+	closed := 0
+	for _, c := range open[:flood-maxStrangers] {
+		c.SetReadDeadline(time.Now().Add(readTimeout / 2))
+		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			closed++
+		} else {
+			break
+		}
+	}
+	if want := flood - maxStrangers; closed != want {
+		t.Errorf("%d connections were closed, want %d", closed, want)
+	}
+}
+
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"v":1,"op":"echo","body":{"job_id":1}}`))
 	f.Add([]byte(`{"v":1,"op":"refuse"}`))

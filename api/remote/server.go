@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ const (
 	idleTimeout  = 2 * time.Minute
 	stopTimeout  = 5 * time.Second // for calls in flight when ctx ends
 	maxHeader    = 16 << 10        // bytes
+	maxStrangers = 64              // connections an address
 )
 
 // Server answers agents.
@@ -49,6 +51,7 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 		logger = log.New(io.Discard, "", 0)
 	}
 	var fresh sync.Map // connections that carried no call yet
+	guests := strangers{byAddress: map[string][]net.Conn{}}
 	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	srv := &http.Server{
@@ -58,11 +61,18 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          logger,
 		BaseContext:       func(net.Listener) context.Context { return calls },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, knownKey{}, func() { guests.leave(c) })
+		},
 		ConnState: func(c net.Conn, s http.ConnState) {
 			if s == http.StateNew {
 				fresh.Store(c, nil)
+				guests.come(c)
 			} else {
 				fresh.Delete(c)
+			}
+			if s == http.StateClosed || s == http.StateHijacked {
+				guests.leave(c)
 			}
 		},
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}},
@@ -91,6 +101,56 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 	return fmt.Errorf("serve agents on %s: %w", l.Addr(), err)
 }
 
+// knownKey is where a call's context keeps what to do once its caller is known.
+type knownKey struct{}
+
+// strangers are the connections whose callers have not proved yet that they hold
+// the key. Each address may have a few: then the oldest makes room, so that a
+// flood from a VM neither uses up this process's files nor keeps the VM's agent out.
+type strangers struct {
+	mu        sync.Mutex            // guards byAddress
+	byAddress map[string][]net.Conn // oldest first
+}
+
+func address(c net.Conn) string {
+	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return host
+}
+
+func (s *strangers) come(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := address(c)
+	list := append(s.byAddress[a], c)
+	if len(list) > maxStrangers {
+		oldest := list[0]
+		list = list[1:]
+		if t, ok := oldest.(*tls.Conn); ok {
+			oldest = t.NetConn() // without a farewell, for which it would wait
+		}
+		oldest.Close()
+	}
+	s.byAddress[a] = list
+}
+
+func (s *strangers) leave(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := address(c)
+	list := s.byAddress[a]
+	if i := slices.Index(list, c); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(list) == 0 {
+		delete(s.byAddress, a)
+	} else {
+		s.byAddress[a] = list
+	}
+}
+
 // Handler returns the HTTP half alone; it fails when Key is empty.
 func (s Server) Handler() (http.Handler, error) {
 	tok, err := token(s.Key)
@@ -114,6 +174,9 @@ func (s Server) Handler() (http.Handler, error) {
 			reply(w, http.StatusUnauthorized, nil, &api.Error{Code: api.CodeDenied,
 				Message: "the caller does not hold this cluster's key", Hint: "compare slurm.key on this VM with the controller's"})
 			return
+		}
+		if known, ok := r.Context().Value(knownKey{}).(func()); ok {
+			known()
 		}
 		s.answer(w, r)
 	}), nil
