@@ -29,8 +29,8 @@ const (
 	node = "n1"
 	// settle is how long sluiced is left alone before its memory is taken.
 	settle = 30 * time.Second
-	// chains is how many jobs run at a time: two cores boot no more without one's
-	// work being the other's delay.
+	// chains is how many jobs run at a time: with more, two cores that play five
+	// machines keep slurmctld waiting for a processor.
 	chains = 4
 	// programs of ours, on the VMs.
 	emptyPath  = "/usr/local/libexec/sluice/bench-empty"
