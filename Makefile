@@ -5,7 +5,7 @@ export CGO_ENABLED := 0
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X github.com/sluicehpc/sluice/internal/version.Version=$(VERSION)
 # Unit tests; what boots the sandbox's VMs with Slurm in them lives in tests/.
-UNIT := $(shell go list ./... 2>/dev/null | grep -v '/tests')
+UNIT = $(shell go list ./... 2>/dev/null | grep -v '/tests')
 
 .PHONY: help deps build demo check test unit e2e lint bench campaign clean
 
@@ -17,7 +17,8 @@ deps: ## install the Debian packages and Go modules that are missing
 
 build: ## build the binaries into bin/
 	@mkdir -p bin
-	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./examples/trainer
+	@echo 'building (from a cold cache this takes some minutes)'
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./examples/trainer
 
 demo: deps build ## run the main job in a sandbox and show it live
 	@bin/sluice sandbox demo --report .sandbox/demo/report.json
@@ -26,10 +27,10 @@ check: build lint unit ## the inner loop: lint and unit tests
 
 test: deps build lint unit e2e ## all tests, those on real Slurm included
 
-unit:
+unit: ## the unit tests
 	go test -timeout 10m $(UNIT)
 
-e2e:
+e2e: ## the tests on real Slurm
 	go test -p 1 -count=1 -timeout 18m ./tests/...
 
 lint: ## gofmt, go vet, staticcheck, shellcheck
@@ -41,6 +42,6 @@ bench: deps build ## measure speed and memory against the peers; tables and .ben
 campaign: deps build ## the longer tests: large objects, many rounds
 	SLUICE_CAMPAIGN=1 go test -count=1 -p 1 -timeout 60m ./sandbox/storage/... ./tests/...
 
-clean: ## remove what was built, the sandboxes and the cache of VM roots
+clean: ## remove what was built, every sandbox of this machine and its cache
 	@if [ -x bin/sluice ]; then bin/sluice sandbox down --all; fi
 	rm -rf bin .sandbox .bench .campaign "$${SLUICE_ROOT}/var/cache/sluice"

@@ -44,6 +44,7 @@ var (
 	ErrRunning    = errors.New("the sandbox runs already")
 	ErrNotRunning = errors.New("no such sandbox is running")
 	ErrNoVM       = errors.New("no such VM is running")
+	ErrBadName    = errors.New("bad name for a sandbox")
 )
 
 // Endpoints are the URLs of the services, without a path.
@@ -84,7 +85,7 @@ type paths struct {
 // pathsOf returns the places of the sandbox, below $SLUICE_ROOT when that is set.
 func pathsOf(name string) (paths, error) {
 	if !nameRule.MatchString(name) {
-		return paths{}, fmt.Errorf("%q cannot name a sandbox: want up to 32 of a-z, 0-9 and -", name)
+		return paths{}, fmt.Errorf("%w: %q: want up to 32 of a-z, 0-9 and -", ErrBadName, name)
 	}
 	run := filepath.Join("/", os.Getenv("SLUICE_ROOT"), "run/sluice-sandbox")
 	return paths{

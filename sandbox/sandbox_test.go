@@ -216,7 +216,7 @@ func TestUpStatusDown(t *testing.T) {
 
 func TestBadNames(t *testing.T) {
 	for _, name := range []string{"../x", "a/b", "A", "-a", strings.Repeat("a", 40), "a b", "."} {
-		if _, err := Up(context.Background(), options(name)); err == nil || !strings.Contains(err.Error(), "cannot name a sandbox") {
+		if _, err := Up(context.Background(), options(name)); err == nil || !strings.Contains(err.Error(), "bad name") {
 			t.Errorf("Up(%q) = %v", name, err)
 		}
 		if err := Down(context.Background(), name); err == nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
+	"github.com/sluicehpc/sluice/controller/config"
 )
 
 func jsonFlag() cli.Flag {
@@ -23,12 +24,15 @@ func jsonFlag() cli.Flag {
 // which vouches for the caller.
 func call(ctx context.Context, op string, in, out any) error {
 	socket := api.SluicedSocket
-	if _, err := os.Stat(socket); err != nil {
+	hint := "sluiced does not answer: see systemctl status sluiced"
+	if _, err := os.Stat(config.DefaultPath); err != nil { // only the controller has it
 		socket = api.AgentSocket
+		hint = "on a VM of the cluster see systemctl status sluice-agent; in the sandbox run this on its login VM:\n" +
+			"  sluice sandbox exec --vm login --user alice -- sluice job list"
 	}
 	err := local.Call(ctx, socket, op, in, out)
 	if errors.Is(err, local.ErrUnreachable) {
-		return fmt.Errorf("%w\n  is this a VM of the cluster, and do sluiced and sluice-agent run? see systemctl status sluice-agent", err)
+		return fmt.Errorf("%w\n  %s", err, hint)
 	}
 	return err
 }

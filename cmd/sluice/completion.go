@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"runtime"
 
 	"github.com/urfave/cli/v2"
 
@@ -9,10 +10,14 @@ import (
 )
 
 const bashCompletion = `_sluice() {
-  local words
+  local current="${COMP_WORDS[COMP_CWORD]}" words
+  local -a request=("${COMP_WORDS[@]:0:COMP_CWORD}")
+  if [[ "$current" == -* ]]; then
+    request+=("$current")
+  fi
   COMPREPLY=()
-  words=$("${COMP_WORDS[@]:0:COMP_CWORD}" --generate-bash-completion 2>/dev/null)
-  mapfile -t COMPREPLY < <(compgen -W "${words}" -- "${COMP_WORDS[COMP_CWORD]}")
+  words=$("${request[@]}" --generate-bash-completion 2>/dev/null)
+  mapfile -t COMPREPLY < <(compgen -W "${words}" -- "$current")
 }
 complete -o bashdefault -o default -F _sluice sluice
 `
@@ -28,10 +33,11 @@ compdef _sluice sluice
 
 func completionCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "completion",
-		Usage:       "print a completion script for a shell",
-		ArgsUsage:   "bash|zsh",
-		Description: "Load it with: source <(sluice completion bash)",
+		Name:         "completion",
+		Usage:        "print a completion script for a shell",
+		ArgsUsage:    "bash|zsh",
+		Description:  "Load it with: source <(sluice completion bash)",
+		BashComplete: func(c *cli.Context) { fmt.Fprintln(c.App.Writer, "bash\nzsh") },
 		Action: func(c *cli.Context) error {
 			shell, err := onlyArg(c, "bash or zsh")
 			if err != nil {
@@ -57,7 +63,7 @@ func versionCommand() *cli.Command {
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			if c.Bool("json") {
-				return printJSON(c.App.Writer, map[string]string{"version": version.Version})
+				return printJSON(c.App.Writer, map[string]string{"version": version.Version, "go": runtime.Version()})
 			}
 			_, err := fmt.Fprintln(c.App.Writer, "sluice "+version.String())
 			return err

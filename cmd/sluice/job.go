@@ -245,6 +245,9 @@ func watchJob(ctx context.Context, w io.Writer, id uint32) error {
 	job, err := followJob(ctx, id, view.show)
 	view.close()
 	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(w, "job %d goes on; follow it again: sluice job watch %d\n", id, id)
+		}
 		return err
 	}
 	return outcome(job)

@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
+	"github.com/sluicehpc/sluice/internal/diag"
 	"github.com/sluicehpc/sluice/internal/version"
 )
 
@@ -44,22 +46,25 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
+	code := exitCode(ctx, err)
 	var coded *exitError
-	if !errors.As(err, &coded) || coded.err != nil {
+	switch said := errors.As(err, &coded) && coded.err == nil; {
+	case code == exitInterrupted:
+		fmt.Fprintln(app.ErrWriter, "sluice: interrupted")
+	case !said:
 		fmt.Fprintf(app.ErrWriter, "sluice: %v\n", err)
 	}
-	return exitCode(ctx, err)
+	return code
 }
 
 func newApp() *cli.App {
-	return &cli.App{
+	app := &cli.App{
 		Name:                   "sluice",
-		Usage:                  "stage, checkpoint and serve on Slurm clusters with Managed Lustre",
+		Usage:                  "bring jobs' data onto Managed Lustre and back, on Slurm clusters",
 		Version:                version.String(),
-		HideVersion:            true,
+		HideHelpCommand:        true,
 		EnableBashCompletion:   true,
 		UseShortOptionHandling: true,
-		Suggest:                true,
 		Writer:                 os.Stdout,
 		ErrWriter:              os.Stderr,
 		Description:            exitCodesHelp,
@@ -72,12 +77,53 @@ func newApp() *cli.App {
 			completionCommand(),
 			versionCommand(),
 		},
-		OnUsageError: func(_ *cli.Context, err error, _ bool) error { return usageError(err) },
+		OnUsageError: badUsage,
 		// The error comes back from Run; nothing here ends the process.
 		ExitErrHandler: func(*cli.Context, error) {},
-		CommandNotFound: func(c *cli.Context, name string) {
-			fmt.Fprintf(c.App.ErrWriter, "sluice: no command %q; see sluice --help\n", name)
-		},
+	}
+	app.Action = group("sluice", func() []*cli.Command { return app.Commands })
+	finish("sluice", app.Commands)
+	return app
+}
+
+// finish gives every command what all share: exit code 2 for a wrong flag or a
+// subcommand that does not exist.
+func finish(path string, commands []*cli.Command) {
+	for _, c := range commands {
+		path := path + " " + c.Name
+		c.OnUsageError = badUsage
+		c.HideHelpCommand = true
+		if len(c.Subcommands) > 0 {
+			c.Action = group(path, func() []*cli.Command { return c.Subcommands })
+			finish(path, c.Subcommands)
+		}
+	}
+}
+
+func badUsage(c *cli.Context, err error, _ bool) error {
+	return usagef("%w\n  see %s --help", err, strings.TrimSpace(c.Command.HelpName))
+}
+
+// group runs when none of a command's subcommands was named.
+func group(path string, commands func() []*cli.Command) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		if !c.Args().Present() {
+			if len(c.Lineage()) > 2 {
+				return cli.ShowSubcommandHelp(c)
+			}
+			return cli.ShowAppHelp(c)
+		}
+		name, hint := c.Args().First(), "see "+path+" --help"
+		var names []string
+		for _, sub := range commands() {
+			if !sub.Hidden {
+				names = append(names, sub.Name)
+			}
+		}
+		if near := diag.Nearest(name, names); near != "" {
+			hint = "did you mean " + path + " " + near + "?"
+		}
+		return usagef("%s has no command %q\n  %s", path, name, hint)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/cluster"
 	"github.com/sluicehpc/sluice/sandbox/demo"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/rootfs"
 )
 
 func sandboxCommand() *cli.Command {
@@ -37,7 +38,7 @@ func sandboxCommand() *cli.Command {
 }
 
 func nameFlag() cli.Flag {
-	return &cli.StringFlag{Name: "name", Value: sandbox.DefaultName, Usage: "the sandbox's `NAME`; several run side by side"}
+	return &cli.StringFlag{Name: "name", Value: sandbox.DefaultName, Usage: "which sandbox; several `NAME`s run side by side"}
 }
 
 func slurmFlag() cli.Flag {
@@ -46,17 +47,13 @@ func slurmFlag() cli.Flag {
 
 // sandboxError says what to do about the errors that everyone meets.
 func sandboxError(name string, err error) error {
-	flag := ""
-	if name != sandbox.DefaultName {
-		flag = " --name " + name
-	}
 	switch {
-	case errors.Is(err, sandbox.ErrRunning):
-		return fmt.Errorf("%w\n  use it, or end it first: sluice sandbox down%s", err, flag)
 	case errors.Is(err, sandbox.ErrNotRunning):
-		return &exitError{code: exitNotFound, err: fmt.Errorf("%w\n  start it: sluice sandbox up%s", err, flag)}
+		return &exitError{code: exitNotFound, err: err}
 	case errors.Is(err, sandbox.ErrNoVM):
-		return &exitError{code: exitNotFound, err: fmt.Errorf("%w\n  see sluice sandbox status%s", err, flag)}
+		return &exitError{code: exitNotFound, err: fmt.Errorf("%w\n  see sluice sandbox status --name %s", err, name)}
+	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, rootfs.ErrUnknownSlurm), errors.Is(err, faults.ErrUnknownKey), errors.Is(err, faults.ErrBadValue):
+		return usageError(err)
 	}
 	return err
 }
@@ -204,6 +201,9 @@ func sandboxDown() *cli.Command {
 			}
 			names := []string{c.String("name")}
 			if c.Bool("all") {
+				if c.IsSet("name") {
+					return usagef("--all and --name exclude each other")
+				}
 				var err error
 				if names, err = sandbox.Names(); err != nil {
 					return err
@@ -216,6 +216,9 @@ func sandboxDown() *cli.Command {
 				if errors.Is(err, sandbox.ErrNotRunning) {
 					fmt.Fprintf(c.App.ErrWriter, "sandbox %s does not run\n", name)
 					continue
+				}
+				if err == nil {
+					fmt.Fprintf(c.App.ErrWriter, "sandbox %s ended, its data removed\n", name)
 				}
 				errs = append(errs, err)
 			}
@@ -267,12 +270,12 @@ func sandboxExec() *cli.Command {
 		Name:      "exec",
 		Usage:     "run a command in the sandbox",
 		ArgsUsage: "[--] CMD [ARG…]",
-		Description: "Without --vm: as on an admin's workstation, in the sandbox's network, with its endpoints and credentials in the\n" +
-			"environment, in this directory. With --vm: on a VM, as root or as --user, in that user's home.\n" +
+		Description: "Without --vm: as on an admin's workstation, in the sandbox's network, in this directory, with the endpoints\n" +
+			"(SLUICE_ENDPOINT_*) and, for Google's client libraries, credentials (GCE_METADATA_HOST) in the environment. With --vm: on a VM, as root or as --user, in that user's home.\n" +
 			"The exit code is CMD's.",
 		Flags: []cli.Flag{
 			nameFlag(),
-			&cli.StringFlag{Name: "vm", Usage: "the `VM`: controller, login, or a node"},
+			&cli.StringFlag{Name: "vm", Usage: "run it on the `VM`: controller, login, or a node"},
 			&cli.StringFlag{Name: "user", Usage: "the `USER` on the VM (default root)"},
 		},
 		Action: func(c *cli.Context) error {
@@ -284,6 +287,9 @@ func sandboxExec() *cli.Command {
 			}
 			name := c.String("name")
 			code, err := sandbox.Exec(c.Context, name, sandbox.ExecOptions{VM: c.String("vm"), User: c.String("user"), Args: c.Args().Slice()})
+			if errors.Is(err, exec.ErrNotFound) {
+				return &exitError{code: 127, err: err} // as a shell says it
+			}
 			if err != nil {
 				return sandboxError(name, err)
 			}
@@ -298,7 +304,7 @@ func sandboxExec() *cli.Command {
 func sandboxDemo() *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
-		Usage: "run the main job live: stage in, two nodes, training, stage out",
+		Usage: "run a training job live: stage in, two nodes, train, stage out",
 		Description: "Starts a sandbox, uploads a text corpus to a bucket, submits a two-node training job with sbatch as an ordinary\n" +
 			"user, follows it, and downloads its output from the bucket.",
 		Flags: []cli.Flag{
@@ -314,6 +320,9 @@ func sandboxDemo() *cli.Command {
 			report, err := filepath.Abs(c.Path("report"))
 			if err != nil {
 				return err
+			}
+			if os.Geteuid() != 0 {
+				return errors.New("the sandbox needs root: namespaces and mounts are root's\n  run it with sudo")
 			}
 			began := time.Now()
 			fmt.Fprintln(w, "starting the sandbox: Google's APIs, a controller and a login VM with real Slurm")
@@ -393,7 +402,7 @@ func sandboxFault() *cli.Command {
 					err = client.SetFault(c.Context, key, value)
 				}
 				if err != nil {
-					return err
+					return sandboxError(c.String("name"), err)
 				}
 			}
 			if c.Args().Present() || c.Bool("clear") {

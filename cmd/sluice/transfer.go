@@ -80,14 +80,23 @@ func askTransfer(ctx context.Context, id string) (api.Transfer, error) {
 }
 
 func printTransfers(w io.Writer, list []api.Transfer) error {
-	rows := [][]string{{"ID", "JOB", "KIND", "STATE", "OBJECTS", "BYTES", "VERIFIED", "ENGINE", "SOURCE", "DESTINATION"}}
+	rows := [][]string{{"ID", "JOB", "KIND", "STATE", "OBJECTS", "SIZE", "VERIFIED", "BUCKET"}}
 	for _, t := range list {
-		rows = append(rows, []string{
-			t.ID, fmt.Sprint(t.JobID), t.Kind, t.State, fmt.Sprintf("%d/%d", t.ObjectsDone, t.Objects),
-			byteSize(t.BytesDone) + "/" + byteSize(t.Bytes), fmt.Sprint(t.Verified), t.Engine, t.Source, t.Destination,
-		})
+		objects, size := fmt.Sprint(t.Objects), byteSize(t.Bytes)
+		if t.State != "DONE" {
+			objects, size = fmt.Sprintf("%d of %d", t.ObjectsDone, t.Objects), byteSize(t.BytesDone)+" of "+size
+		}
+		rows = append(rows, []string{t.ID, fmt.Sprint(t.JobID), t.Kind, t.State, objects, size, fmt.Sprint(t.Verified), bucketSide(t)})
 	}
 	return table(w, rows...)
+}
+
+// bucketSide is the end of a transfer that is in Cloud Storage.
+func bucketSide(t api.Transfer) string {
+	if t.Kind == "stage_out" {
+		return t.Destination
+	}
+	return t.Source
 }
 
 func printTransfer(w io.Writer, t api.Transfer) error {

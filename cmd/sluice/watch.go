@@ -38,9 +38,9 @@ func newWatchView(w io.Writer, terminal bool) *watchView {
 const plainEvery = 2 * time.Second
 
 var phaseWords = map[string]string{
-	"accepted":  "waiting for stage-in to start",
+	"accepted":  "accepted; waiting for its stage-in",
 	"stage_in":  "staging in; no node is allocated or billed",
-	"staged":    "data is on Lustre; waiting for nodes",
+	"staged":    "data is on Lustre; waiting for nodes (cold ones: Slurm looks every 60 s)",
 	"running":   "running",
 	"ended":     "job ended",
 	"stage_out": "staging out; the nodes are free again",
@@ -98,11 +98,12 @@ func (v *watchView) transfer(t api.Transfer) {
 	if of := t.ID + t.State; v.bar == nil || v.barOf != of {
 		v.clear()
 		v.barOf = of
-		v.bar = progressbar.NewOptions64(max(t.Bytes, 1),
-			progressbar.OptionSetWriter(v.w), progressbar.OptionShowBytes(true), progressbar.OptionSetWidth(30),
-			progressbar.OptionSetDescription(fmt.Sprintf("  %s %s (%d objects)", strings.ReplaceAll(t.Kind, "_", "-"), verb, t.Objects)),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionUseIECUnits(true), progressbar.OptionClearOnFinish())
+		v.bar = progressbar.NewOptions64(max(t.Bytes, 1), progressbar.OptionSetWriter(v.w), progressbar.OptionSetWidth(30),
+			progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(false), progressbar.OptionClearOnFinish())
 	}
+	// The rate and the time left are the controller's: the bar may have come late.
+	v.bar.Describe(fmt.Sprintf("  %s %s: %d of %d objects, %s of %s, %s/s%s", strings.ReplaceAll(t.Kind, "_", "-"), verb,
+		t.ObjectsDone, t.Objects, byteSize(t.BytesDone), byteSize(t.Bytes), byteSize(int64(t.BytesPerSec)), eta(t.ETASeconds)))
 	v.bar.Set64(min(t.BytesDone, max(t.Bytes, 1)-1))
 }
 

@@ -73,6 +73,14 @@ func WriteImage(dir, binDir string) error {
 			return fmt.Errorf("image: %w", err)
 		}
 	}
+	// An admin's shell finds the daemon's subcommands.
+	sbin := filepath.Join(dir, "usr/local/sbin")
+	if err := os.MkdirAll(sbin, 0o755); err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	if err := os.Symlink("../libexec/sluice/sluiced", filepath.Join(sbin, "sluiced")); err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
 	// Enabled in the image: compute nodes have no startup script.
 	wants := filepath.Join(dir, "etc/systemd/system/multi-user.target.wants")
 	if err := os.MkdirAll(wants, 0o755); err != nil {

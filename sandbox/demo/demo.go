@@ -65,8 +65,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	d.say("job %d: sluice job watch %d", id, id)
+	d.say("job %d is submitted; following it as its user would, with: sluice job watch %d", id, id)
 	if err := d.onLogin(ctx, nil, o.Out, "sluice", "job", "watch", strconv.Itoa(int(id))); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return fmt.Errorf("job %d did not end well: %w\n  its output:\n%s", id, err, d.jobOutput(ctx, id))
 	}
 	report, err := d.report(ctx, id)
@@ -332,5 +335,5 @@ func (d *demo) table(r *Report) {
 		fmt.Fprintf(w, "\n  %-9s %d objects, %.1f MiB, %d verified by CRC32C, engine %s, %s", s.name, s.stage.Objects, float64(s.stage.Bytes)/(1<<20), s.stage.Verified, s.stage.Engine, s.url)
 	}
 	fmt.Fprintf(w, "\n  training  loss %.3f → %.3f in %d steps\n", r.Train.FirstLoss, r.Train.LastLoss, r.Train.Steps)
-	fmt.Fprintf(w, "\nWhere to look next:\n  the job's output      %s\n  the report            %s\n  write your own job    docs/users.md\n  keep the sandbox up   sluice sandbox up, then sluice sandbox exec --vm login --user alice -- bash\n", d.Output, d.Report)
+	fmt.Fprintf(w, "\nWhere to look next:\n  the job's output      %s\n  the report            %s\n  write your own job    docs/users.md\n  keep a sandbox up     bin/sluice sandbox up, then bin/sluice sandbox exec --vm login --user alice -- bash\n", d.Output, d.Report)
 }

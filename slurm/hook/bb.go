@@ -84,10 +84,19 @@ func (o options) job(withScript bool) (api.JobCall, error) {
 	return call, nil
 }
 
+// userScript is the name of the script as the user wrote it in the directory
+// that slurmctld keeps for a job.
+const userScript = "script"
+
 // readScript reads a job script that slurmctld keeps, up to a byte more than
-// is allowed.
+// is allowed. Where a directive has a symbol such as %j, Slurm passes a file of
+// its own that holds nothing but the directives; the user's script beside it has
+// the lines that messages should name.
 func readScript(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.Open(filepath.Join(filepath.Dir(path), userScript))
+	if errors.Is(err, os.ErrNotExist) {
+		f, err = os.Open(path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the job's script: %w", err)
 	}

@@ -258,6 +258,24 @@ func TestSetupWaitsForSluiced(t *testing.T) {
 	}
 }
 
+// Where a directive has a symbol Slurm passes a file with the directives alone.
+func TestUsersScriptIsJudgedRatherThanSlurmsExtract(t *testing.T) {
+	dir := t.TempDir()
+	extract := filepath.Join(dir, "bb_script")
+	for name, text := range map[string]string{"script": goodScript, "bb_script": "#!/bin/bash\n#SLUICE stage_out from=o/ to=gs://bbb/7/\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := serve(t, func(api.Request) (any, error) { return api.Ack{}, nil })
+	if got := newTry(s.socket).run(t, "bb", "setup", "--job=7", "--script="+extract); got != "ok\n\n" {
+		t.Fatalf("got %q", got)
+	}
+	if got := last[api.JobCall](t, s).Script; got != goodScript {
+		t.Errorf("judged %q, want the user's script", got)
+	}
+}
+
 func TestRefusedSetup(t *testing.T) {
 	s := serve(t, func(api.Request) (any, error) {
 		return nil, &api.Error{Code: api.CodeDenied, Message: "alice may not read gs://corpus/", Hint: "ask the site"}

@@ -335,7 +335,7 @@ func TestReleasedJobIsSetUpAgain(t *testing.T) {
 	waitPhase(t, id, "failed")
 	wait(t, "squeue shows the reason on one line", func() (bool, string) {
 		state, reason := squeue(t, id)
-		return state == "PENDING" && strings.HasSuffix(reason, "gs://made-later/data/: bucket does not exist; check the bucket's name") && !strings.Contains(reason, "\n"), state + " " + reason
+		return state == "PENDING" && strings.HasSuffix(reason, ": script:3:25: gs://made-later/data/: bucket does not exist; check the bucket's name") && !strings.Contains(reason, "\n"), state + " " + reason
 	})
 	newBucket(t, "made-later", texts("data/", 2, 10))
 	mustOnVM(t, "controller", "root", "", "scontrol", "release", fmt.Sprint(id))
