@@ -96,6 +96,7 @@ type Text struct {
 type Resume struct {
 	Nodes []string    `json:"nodes"`
 	Jobs  []ResumeJob `json:"jobs,omitempty"`
+	At    string      `json:"at,omitempty"` // when Slurm asked; a repeated call keeps it
 }
 
 // ResumeJob is one job of a Resume.

@@ -29,6 +29,9 @@ import (
 type Slurm interface {
 	Job(ctx context.Context, id uint32) (scontrol.Job, error)
 	ExitCode(ctx context.Context, id uint32) (code, signal int, err error)
+	// Nodes returns the named nodes, or all of them.
+	Nodes(ctx context.Context, names []string) ([]scontrol.Node, error)
+	SetNodes(ctx context.Context, names []string, state, reason string) error
 }
 
 // Users resolves users; System is it.
@@ -199,6 +202,7 @@ func (c *Controller) Start(ctx context.Context) error {
 		c.wg.Go(func() { c.afterRequeue(ctx, j.Key) })
 	}
 	c.wg.Go(func() { c.fleet.watchInstances(ctx) })
+	c.wg.Go(func() { c.watchDown(ctx) })
 	c.wg.Go(func() { c.retain(ctx) })
 	return nil
 }

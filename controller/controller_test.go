@@ -48,6 +48,8 @@ type cloud struct {
 	imports int
 	removed []string
 	shift   time.Duration // of the clock
+	nodes   []scontrol.Node
+	set     []string // by SetNodes
 }
 
 func (c *cloud) Now() time.Time {
@@ -128,6 +130,17 @@ func (c *cloud) Job(_ context.Context, id uint32) (scontrol.Job, error) {
 		return scontrol.Job{}, scontrol.ErrNotFound
 	}
 	return j, nil
+}
+func (c *cloud) Nodes(context.Context, []string) ([]scontrol.Node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.nodes), nil
+}
+func (c *cloud) SetNodes(_ context.Context, names []string, state, reason string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set = append(c.set, fmt.Sprint(names, " ", state, reason))
+	return nil
 }
 func (c *cloud) ExitCode(context.Context, uint32) (int, int, error) { return c.exit, 0, nil }
 
@@ -593,6 +606,31 @@ func TestNodesAreMadeForTheirAgents(t *testing.T) {
 	fs := answer.(api.ReportAnswer).FileSystems
 	if len(fs) != 1 || fs[0].Dir != "/lustre" || fmt.Sprint(fs[0].Types) != "[lustre]" {
 		t.Errorf("file systems %+v", fs)
+	}
+}
+
+// A node for which there was no VM in time comes back, one that an admin or
+// Slurm took out for another reason does not.
+func TestNodesThatDidNotComeUpAreGivenBack(t *testing.T) {
+	w := newWorld(t)
+	off := []string{"CLOUD", "POWERED_DOWN"}
+	w.mu.Lock()
+	w.nodes = []scontrol.Node{
+		{Name: "n1", State: "DOWN", Flags: off, Reason: "ResumeTimeout reached [slurm@2026-11-30T21:42:02]"},
+		{Name: "n2", State: "DOWN", Flags: off, Reason: "broken fan [root@2026-11-30T21:42:02]"},
+		{Name: "other", State: "DOWN", Flags: off, Reason: "ResumeTimeout reached"},
+	}
+	w.mu.Unlock()
+	for range 2 {
+		if err := w.RestoreDown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		if want := []string{"[n1] RESUME"}; !slices.Equal(w.set, want) {
+			t.Errorf("set %q, want %q", w.set, want)
+		}
+		w.nodes[0].Flags = off[:1] // it is still on its way down
+		w.mu.Unlock()
 	}
 }
 

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -239,6 +240,46 @@ func (c *Controller) agentJob(ctx context.Context, in api.JobEvent) (any, error)
 	}
 	c.changed.wake()
 	return api.Ack{}, err
+}
+
+// downEvery is how often Slurm is asked for nodes that did not come up.
+const downEvery = 30 * time.Second
+
+// watchDown gives Slurm back the nodes that it took out because no VM came up:
+// that is the cloud's fault, which passes.
+func (c *Controller) watchDown(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.Clock.After(downEvery):
+		}
+		if err := c.restoreDown(ctx); err != nil && ctx.Err() == nil {
+			c.Log.Warn("look for nodes that did not come up", "err", err)
+		}
+	}
+}
+
+// notResumed begins Slurm's own reason for a node that did not come up in time.
+const notResumed = "ResumeTimeout reached"
+
+func (c *Controller) restoreDown(ctx context.Context) error {
+	list, err := c.Slurm.Nodes(ctx, nil)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, n := range list {
+		mine, ok := c.nodes.Node(n.Name)
+		if ok && mine.State == nodes.Absent && n.State == "DOWN" && n.Has("POWERED_DOWN") && strings.HasPrefix(n.Reason, notResumed) {
+			names = append(names, n.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	c.Log.Info("nodes are given back to Slurm", "nodes", strings.Join(names, ","))
+	return c.Slurm.SetNodes(ctx, names, "RESUME", "")
 }
 
 // silent is after how long without a report a node counts as not ready.

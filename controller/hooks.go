@@ -524,7 +524,11 @@ func (c *Controller) resume(ctx context.Context, in api.Resume) (any, error) {
 			return nil, err
 		}
 	}
-	if err := c.nodes.Resume(ctx, in.Nodes); err != nil {
+	at, err := time.Parse(api.TimeFormat, in.At)
+	if err != nil {
+		at = time.Time{} // an older hook's
+	}
+	if err := c.nodes.Resume(ctx, in.Nodes, at); err != nil {
 		return nil, err
 	}
 	c.Log.Info("nodes resumed", "nodes", strings.Join(in.Nodes, ","))

@@ -161,11 +161,14 @@ func (m *Manager) Start(ctx context.Context) error {
 // Wait returns when all work has ended.
 func (m *Manager) Wait() { m.wg.Wait() }
 
-// Resume asks for nodes. It may be repeated: Slurm does.
-func (m *Manager) Resume(ctx context.Context, names []string) error {
+// Resume asks for nodes; Slurm did so at, or at a moment that is not known. It
+// may be repeated. A VM that was ready before is made anew: then slurmctld
+// believes that it is off, as after a crash, or it is gone behind our back.
+func (m *Manager) Resume(ctx context.Context, names []string, at time.Time) error {
 	return m.change(ctx, names, func(n *Node) error {
 		now := m.Clock.Now()
-		if n.Want && (n.State == Requested || n.State == Present) {
+		stale := n.State == Present && !n.ReadyAt.IsZero() && at.After(n.ReadyAt)
+		if n.Want && (n.State == Requested || n.State == Present) && !stale {
 			return nil
 		}
 		n.Want, n.RequestedAt, n.Deadline = true, now, now.Add(m.ResumeTimeout)
@@ -174,7 +177,7 @@ func (m *Manager) Resume(ctx context.Context, names []string) error {
 		case Absent:
 			return n.Enter(Requested)
 		case Present:
-			// One that nobody asked for: slurmctld takes no node that booted before its resume.
+			// Stale, or one that nobody asked for: slurmctld takes no node that booted before its resume.
 			return n.Enter(Deleting)
 		}
 		return nil // it goes first, then it comes again

@@ -174,7 +174,7 @@ func (w *world) state(name string) nodes.State {
 func TestResumeAndSuspend(t *testing.T) {
 	w := start(t, newFake(), t.TempDir()+"/db", time.Minute)
 	for range 2 { // Slurm may resume the same nodes twice
-		if err := w.Resume(t.Context(), []string{"a1", "a2", "b1"}); err != nil {
+		if err := w.Resume(t.Context(), []string{"a1", "a2", "b1"}, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -202,16 +202,53 @@ func TestResumeAndSuspend(t *testing.T) {
 	if got := w.fake.vms["a1"]; got != "" {
 		t.Errorf("VM a1 is %s", got)
 	}
-	if err := w.Resume(t.Context(), []string{"zz"}); err == nil {
+	if err := w.Resume(t.Context(), []string{"zz"}, time.Time{}); err == nil {
 		t.Error("an unknown node was taken")
 	}
+}
+
+// A node that was ready before Slurm asked for it: slurmctld believes that it is
+// off, and takes it only after another boot. A repeated word of the call that it
+// was made for changes nothing.
+func TestResumeOfAStaleNode(t *testing.T) {
+	fake := newFake()
+	w := start(t, fake, t.TempDir()+"/db", time.Minute)
+	asked := time.Now()
+	resume := func(at time.Time) {
+		t.Helper()
+		if err := w.Resume(t.Context(), []string{"a1"}, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resume(asked)
+	w.until("a1 is present", func() bool { return w.state("a1") == nodes.Present })
+	ready := time.Now()
+	if _, err := w.Ready(t.Context(), "a1", ready); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []time.Time{asked, {}} {
+		resume(at)
+		if n, _ := w.Node("a1"); n.State != nodes.Present || !n.ReadyAt.Equal(ready) {
+			t.Errorf("after a repeated call a1 is %s, ready at %v", n.State, n.ReadyAt)
+		}
+	}
+	resume(ready.Add(time.Millisecond))
+	w.until("a1 was made anew", func() bool {
+		n, _ := w.Node("a1")
+		return n.State == nodes.Present && n.ReadyAt.IsZero()
+	})
+	fake.edit(func(f *fakeCompute) {
+		if len(f.inserted) != 2 {
+			t.Errorf("bulkInserts %v, want two", f.inserted)
+		}
+	})
 }
 
 // A node that is resumed while its VM is being deleted comes back.
 func TestResumeDuringDeletion(t *testing.T) {
 	fake := newFake()
 	w := start(t, fake, t.TempDir()+"/db", time.Minute)
-	if err := w.Resume(t.Context(), []string{"a1"}); err != nil {
+	if err := w.Resume(t.Context(), []string{"a1"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.until("a1 is present", func() bool { return w.state("a1") == nodes.Present })
@@ -220,7 +257,7 @@ func TestResumeDuringDeletion(t *testing.T) {
 	if err := w.Suspend(t.Context(), []string{"a1"}, ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Resume(t.Context(), []string{"a1"}); err != nil {
+	if err := w.Resume(t.Context(), []string{"a1"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	fake.edit(func(f *fakeCompute) { f.hold = nil })
@@ -240,7 +277,7 @@ func TestRestartAsksOnce(t *testing.T) {
 	fake.hold = make(chan struct{})
 	path := t.TempDir() + "/db"
 	w := start(t, fake, path, time.Minute)
-	if err := w.Resume(t.Context(), []string{"a1", "a2"}); err != nil {
+	if err := w.Resume(t.Context(), []string{"a1", "a2"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	asked := func() int {
@@ -263,7 +300,7 @@ func TestFailuresAreRepeatedUntilSlurmGivesUp(t *testing.T) {
 	fake := newFake()
 	fake.failure = stockout
 	w := start(t, fake, t.TempDir()+"/db", time.Hour)
-	if err := w.Resume(t.Context(), []string{"a1"}); err != nil {
+	if err := w.Resume(t.Context(), []string{"a1"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.until("the reason is known", func() bool {
@@ -282,7 +319,7 @@ func TestFailuresAreRepeatedUntilSlurmGivesUp(t *testing.T) {
 
 	fake.edit(func(f *fakeCompute) { f.failure, f.callErr = nil, &googleapi.Error{Code: 403, Message: "quota"} })
 	short := start(t, fake, t.TempDir()+"/db", time.Millisecond)
-	if err := short.Resume(t.Context(), []string{"b1"}); err != nil {
+	if err := short.Resume(t.Context(), []string{"b1"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	short.until("sluiced gives up", func() bool {
@@ -303,7 +340,7 @@ func TestOrphans(t *testing.T) {
 			t.Errorf("VMs %v: one was deleted", f.vms)
 		}
 	})
-	if err := w.Resume(t.Context(), []string{"a1"}); err != nil {
+	if err := w.Resume(t.Context(), []string{"a1"}, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.until("a1 is made anew", func() bool {

@@ -25,6 +25,7 @@ const maxResumeFile = 64 << 20
 // resume hands the nodes to sluiced. Slurm's file about the jobs is read before
 // all else: it vanishes when slurmctld stops.
 func (h *Hook) resume(ctx context.Context, args []string) error {
+	at := api.FormatTime(h.Clock.Now())
 	jobs, fileNodes, err := readResumeFile(h.Getenv("SLURM_RESUME_FILE"))
 	if err != nil {
 		h.logf("resume: %v", err) // the nodes are wanted all the same
@@ -40,7 +41,7 @@ func (h *Hook) resume(ctx context.Context, args []string) error {
 	if len(nodes) == 0 {
 		return errUsage
 	}
-	return h.handOver(ctx, api.OpNodeResume, api.Resume{Nodes: nodes, Jobs: jobs})
+	return h.handOver(ctx, api.OpNodeResume, api.Resume{Nodes: nodes, Jobs: jobs, At: at})
 }
 
 // resumeFile is SLURM_RESUME_FILE. Slurm 23.02 renamed its keys.
