@@ -21,7 +21,7 @@ build: ## build the binaries into bin/
 	@go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./examples/trainer
 
 demo: deps build ## run the main job in a sandbox and show it live
-	@bin/sluice sandbox demo --report .sandbox/demo/report.json
+	@bin/sluice sandbox demo --name demo --report .sandbox/demo/report.json
 
 check: build lint unit ## the inner loop: lint and unit tests
 
