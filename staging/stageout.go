@@ -112,6 +112,10 @@ func (r *Runner) verifyOut(ctx context.Context, x *run) error {
 			return err
 		}
 		if err := r.Files.Unlink(ctx, u, x.fs.Mount, x.t.JobDir, x.t.From, data); err != nil {
+			var final *Error
+			if errors.As(fileError(x, err), &final) {
+				return &Error{Message: fmt.Sprintf("%s: everything was copied and verified, but not all of it could be removed here: %s", x.t.URL(), final.Message), Hint: final.Hint, Err: err}
+			}
 			return err
 		}
 		r.fault("moved")

@@ -669,7 +669,7 @@ func (c *child) manifest() error {
 func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 	names, err := d.names()
 	if err != nil {
-		return userError(err)
+		return userError(err, readHint)
 	}
 	for _, n := range names {
 		path := prefix + n
@@ -694,7 +694,7 @@ func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 		case unix.S_IFDIR:
 			sub, err := d.open(n)
 			if err != nil {
-				return userError(err)
+				return userError(err, readHint)
 			}
 			err = c.manifestOf(sub, path+"/", buf)
 			sub.close()
@@ -704,7 +704,7 @@ func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 		case unix.S_IFREG:
 			f, err := d.openFile(n)
 			if err != nil {
-				return userError(err)
+				return userError(err, readHint)
 			}
 			sum, size, err := c.checksum(f, buf)
 			f.Close()
@@ -722,10 +722,13 @@ func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 	return nil
 }
 
+// readHint is what to do about a file that cannot be read.
+const readHint = "chmod u+r it, or export another directory"
+
 // userError is a failure that the user made.
-func userError(err error) error {
+func userError(err error, hint string) error {
 	if errors.Is(err, unix.EACCES) {
-		return &Error{Message: err.Error() + " (as the job's user)", Input: true, Hint: "chmod u+r it, or export another directory"}
+		return &Error{Message: err.Error() + " (as the job's user)", Input: true, Hint: hint}
 	}
 	return err
 }
@@ -755,7 +758,7 @@ func (c *child) unlink() error {
 			return nil
 		}
 		if err := unix.Unlinkat(p.fd, name, 0); err != nil {
-			return fmt.Errorf("remove %s: %w", p.child(name), err)
+			return userError(fmt.Errorf("remove %s: %w", p.child(name), err), "chmod u+w its directory")
 		}
 		c.step()
 		return nil

@@ -374,6 +374,14 @@ func TestStageOutKeepsEverythingWhenItFails(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "CRC32C"},
+		{"not the user's to remove", func(t *testing.T, w *world, out string) {
+			if err := os.Mkdir(out, 0o755); err != nil { // root's
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(out+"/f", []byte("data"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, "copied and verified, but not all of it could be removed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)

@@ -121,6 +121,8 @@ func (fakeUsers) GroupIDs(_ context.Context, name string) ([]uint32, error) {
 	return []uint32{20001}, nil
 }
 func (f fakeSlurm) ExitCode(context.Context, uint32) (code, signal int, e error) { return 0, 0, nil }
+func (f fakeSlurm) Nodes(context.Context, []string) ([]scontrol.Node, error)     { return nil, nil }
+func (f fakeSlurm) SetNodes(context.Context, []string, string, string) error     { return nil }
 
 type fakeUsers struct{}
 
