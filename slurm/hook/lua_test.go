@@ -268,11 +268,11 @@ func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	expect("job_teardown, short", short.call(t, "job_teardown", nil, "7", script, "false"), "0")
 	is(api.JobCall{JobID: 7})
 
-	expect("get_status", long.call(t, "get_status", nil, "1000", "100", "job", hostile), "0 line 1\nline 2")
+	expect("get_status", long.call(t, "get_status", nil, "1000", "100", "job", hostile), "0 line 1\nline 2\n")
 	if diff := cmp.Diff(api.BBStatus{Args: []string{"job", hostile}}, last[api.BBStatus](t, s)); diff != "" {
 		t.Errorf("get_status (-want +got):\n%s", diff)
 	}
-	expect("get_status, short", short.call(t, "get_status", nil, "job", "7"), "0 line 1\nline 2")
+	expect("get_status, short", short.call(t, "get_status", nil, "job", "7"), "0 line 1\nline 2\n")
 
 	// A hook that is broken in any way.
 	for what, body := range map[string]string{"fails": "exit 1", "says nothing": "exit 0", "says nonsense": "echo hello; echo x", "is killed": "kill -9 $$"} {

@@ -216,7 +216,7 @@ function slurm_bb_get_status(...)
 	end
 	local status, message = call("status", {}, arguments)
 	if status == "ok" then
-		return slurm.SUCCESS, message
+		return slurm.SUCCESS, message .. "\n"
 	end
 	return slurm.ERROR, message
 end
