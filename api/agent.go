@@ -84,8 +84,10 @@ type Readiness struct {
 type JobEvent struct {
 	JobID uint32 `json:"job_id"`
 	Node  string `json:"node"`
-	Event string `json:"event"` // prolog, epilog
+	Event string `json:"event"` // prolog, epilog, verdict
 	At    string `json:"at"`
+	// Reason of a verdict: why the node itself made the job's Prolog fail.
+	Reason string `json:"reason,omitempty"`
 }
 
 // UserCall is a local user's request that a VM's agent vouches for.

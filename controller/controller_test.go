@@ -634,6 +634,39 @@ func TestNodesThatDidNotComeUpAreGivenBack(t *testing.T) {
 	}
 }
 
+// What made a node's Prolog fail becomes Slurm's reason for its drain; an
+// admin's reason stays.
+func TestVerdictBecomesTheReason(t *testing.T) {
+	w := newWorld(t)
+	for _, tt := range []struct {
+		name, reason string
+		age          time.Duration
+		set          []string
+		code         api.Code
+	}{
+		{"drained", "Prolog error [root@2026-11-30T21:42:02]", time.Second, []string{"[n1] DRAINsluice: /lustre is hung"}, ""},
+		{"not drained yet", "", time.Second, nil, api.CodeUnavailable},
+		{"given back", "", time.Hour, nil, ""},
+		{"an admin's", "broken fan", time.Second, nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w.mu.Lock()
+			w.nodes, w.set = []scontrol.Node{{Name: "n1", State: "IDLE", Reason: tt.reason}}, nil
+			w.mu.Unlock()
+			_, err := w.HandleAgent(t.Context(), request(api.OpAgentJob, api.JobEvent{JobID: 99, Node: "n1", Event: "verdict",
+				At: api.FormatTime(time.Now().Add(-tt.age)), Reason: "/lustre is hung\nState=x"}))
+			if api.CodeOf(err) != tt.code && (err != nil || tt.code != "") {
+				t.Errorf("got %v, want code %q", err, tt.code)
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if !slices.Equal(w.set, tt.set) {
+				t.Errorf("set %q, want %q", w.set, tt.set)
+			}
+		})
+	}
+}
+
 func TestBBStatusShowsNothingPrivate(t *testing.T) {
 	w := newWorld(t)
 	w.staged(7)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/health"
 	"github.com/sluicehpc/sluice/nodes"
+	"github.com/sluicehpc/sluice/staging/files"
 )
 
 // fleet is what the agents said last. It lives in memory: agents say it again.
@@ -212,6 +213,9 @@ func (c *Controller) agentJob(ctx context.Context, in api.JobEvent) (any, error)
 	if err != nil {
 		return nil, api.Errorf(api.CodeBadRequest, "bad time %q", in.At)
 	}
+	if in.Event == "verdict" {
+		return api.Ack{}, c.blame(ctx, in, when)
+	}
 	j, err := c.Store.Job(ctx, in.JobID)
 	if err != nil || when.Before(j.CreatedAt) {
 		return api.Ack{}, nil // a job without directives, or a word about an earlier run
@@ -280,6 +284,37 @@ func (c *Controller) restoreDown(ctx context.Context) error {
 	}
 	c.Log.Info("nodes are given back to Slurm", "nodes", strings.Join(names, ","))
 	return c.Slurm.SetNodes(ctx, names, "RESUME", "")
+}
+
+// Slurm's own reason for a node whose Prolog failed, and for how long it may take
+// to set it.
+const (
+	prologFailed = "Prolog error"
+	drainWithin  = 2 * time.Minute
+)
+
+// blame tells Slurm the real reason for which a Prolog failed. Another reason
+// is an admin's, and stays; none means that Slurm drains the node just now, or
+// that an admin has given it back meanwhile.
+func (c *Controller) blame(ctx context.Context, in api.JobEvent, when time.Time) error {
+	list, err := c.Slurm.Nodes(ctx, []string{in.Node})
+	if err != nil {
+		return api.Errorf(api.CodeUnavailable, "%v", err)
+	}
+	for _, n := range list {
+		switch {
+		case n.Name != in.Node:
+		case strings.HasPrefix(n.Reason, prologFailed):
+			reason := "sluice: " + files.Shorten(in.Reason)
+			c.Log.Warn("a node failed a Prolog", "node", in.Node, "job", in.JobID, "reason", reason)
+			if err := c.Slurm.SetNodes(ctx, []string{in.Node}, "DRAIN", reason); err != nil {
+				return api.Errorf(api.CodeUnavailable, "%v", err)
+			}
+		case n.Reason == "" && c.Clock.Now().Sub(when) < drainWithin:
+			return api.Errorf(api.CodeUnavailable, "Slurm has not drained node %s yet", in.Node)
+		}
+	}
+	return nil
 }
 
 // silent is after how long without a report a node counts as not ready.

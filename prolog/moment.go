@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehpc/sluice/api"
 )
 
-// Moment is a job's prolog or epilog on this node that sluiced has not heard of
+// Moment is a job's prolog, epilog or failed prolog (verdict) on this node that sluiced has not heard of
 // yet. Hooks keep one when the agent is away; the agent keeps one until sluiced
 // has accepted it.
 type Moment struct {
@@ -22,8 +22,9 @@ type Moment struct {
 
 // The events of a Moment.
 const (
-	EventProlog = "prolog"
-	EventEpilog = "epilog"
+	EventProlog  = "prolog"
+	EventEpilog  = "epilog"
+	EventVerdict = "verdict"
 )
 
 // MaxMoments bounds the spool: with sluiced away for long, the oldest stay.

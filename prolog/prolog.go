@@ -87,6 +87,8 @@ func Run(h Hook) int {
 		return 0
 	case ready.Cause == string(health.Node):
 		h.spoolVerdict(call, ready)
+		// Slurm knows no reason but "Prolog error": sluiced tells it the real one.
+		h.keep(call, EventVerdict, h.Now(), ready.Reason)
 		h.Say(fmt.Sprintf("job %d cannot start here: %s", call.JobID, ready.Reason))
 		return 1
 	}
@@ -126,7 +128,11 @@ func (h Hook) look() string {
 
 // Keep leaves a moment of the job for the agent to find.
 func (h Hook) Keep(call api.PrologCall, event string, at time.Time) {
-	m := Moment{UID: call.UID, JobEvent: api.JobEvent{JobID: call.JobID, Node: call.Node, Event: event, At: api.FormatTime(at)}}
+	h.keep(call, event, at, "")
+}
+
+func (h Hook) keep(call api.PrologCall, event string, at time.Time, reason string) {
+	m := Moment{UID: call.UID, JobEvent: api.JobEvent{JobID: call.JobID, Node: call.Node, Event: event, At: api.FormatTime(at), Reason: reason}}
 	if err := Keep(h.Root+SpoolDir, m); err != nil {
 		h.Say(fmt.Sprintf("keep the %s of job %d for the agent: %v", event, call.JobID, err))
 	}

@@ -150,7 +150,14 @@ func TestCauses(t *testing.T) {
 			if (err == nil) != (tt.code == 1) {
 				t.Fatalf("verdict: %q, %v", data, err)
 			}
+			kept, err := Kept(n.Root + SpoolDir)
+			if err != nil || len(kept) != tt.code {
+				t.Fatalf("%d moments for sluiced (%v), want %d", len(kept), err, tt.code)
+			}
 			if tt.code == 1 {
+				if m, err := ReadMoment(kept[0]); err != nil || m.Event != EventVerdict || m.Reason != "/lustre is hung" || m.JobID != 7 || m.Node != "n1" {
+					t.Errorf("for sluiced: %+v, %v, want the verdict and its reason", m, err)
+				}
 				var got Verdict
 				if err := json.Unmarshal(data, &got); err != nil {
 					t.Fatal(err)
