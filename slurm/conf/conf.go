@@ -309,7 +309,13 @@ func (c *Cluster) slurm(f features) []byte {
 	l.add("CredType", "cred/"+c.Auth)
 	// A credential lives 2 minutes by default; a longer Prolog would leave srun
 	// with an expired one.
-	l.add("AuthInfo", "cred_expire="+prolog)
+	auth := "cred_expire=" + prolog
+	if c.Auth == "slurm" {
+		// Its tokens live 60 s, that of a batch job's launch too, which waits for
+		// the Prolog: slurmd refuses an expired one, and the job fails.
+		auth += ",ttl=" + prolog
+	}
+	l.add("AuthInfo", auth)
 	l.add("StateSaveLocation", c.StateDir)
 	l.add("SlurmdSpoolDir", c.SpoolDir)
 	l.add("SlurmctldLogFile", path.Join(c.LogDir, "slurmctld.log"))
