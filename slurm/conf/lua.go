@@ -19,6 +19,7 @@ func (c *Cluster) lua(f features) ([]byte, error) {
 		"Version":       c.Version,
 		"Hook":          c.program("sluice-hook"),
 		"Environment":   path.Clean(c.EnvironmentDir) + "/",
+		"State":         path.Clean(c.StateDir),
 		"LongArguments": f.longArguments,
 		"Polls":         f.polls,
 	})

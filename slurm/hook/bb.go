@@ -79,24 +79,42 @@ func (o options) job(withScript bool) (api.JobCall, error) {
 		if err != nil {
 			return api.JobCall{}, err
 		}
-		call.Script = string(script)
+		call.Script = string(usersScript(o.values["state"], call.JobID, script))
 	}
 	return call, nil
 }
 
-// userScript is the name of the script as the user wrote it in the directory
-// that slurmctld keeps for a job.
-const userScript = "script"
+// usersScript returns the job's script as the user wrote it, whose lines messages
+// should name. Where a directive has a symbol such as %j, Slurm passes a file of
+// its own that holds nothing but the directives, symbols replaced. The user's is
+// in StateSaveLocation (source: job_mgr.c, the directories hash.N/job.ID). What
+// Slurm passed is returned when the user's cannot be read, as a job array's, or
+// has not as many directives.
+func usersScript(state string, job uint32, passed []byte) []byte {
+	if state == "" {
+		return passed
+	}
+	script, err := readScript(filepath.Join(state, fmt.Sprintf("hash.%d", job%10), fmt.Sprintf("job.%d", job), "script"))
+	if err != nil || directives(script) != directives(passed) {
+		return passed
+	}
+	return script
+}
+
+func directives(script []byte) int {
+	n := 0
+	for line := range bytes.Lines(script) {
+		if bytes.HasPrefix(line, []byte("#SLUICE")) {
+			n++
+		}
+	}
+	return n
+}
 
 // readScript reads a job script that slurmctld keeps, up to a byte more than
-// is allowed. Where a directive has a symbol such as %j, Slurm passes a file of
-// its own that holds nothing but the directives; the user's script beside it has
-// the lines that messages should name.
+// is allowed.
 func readScript(path string) ([]byte, error) {
-	f, err := os.Open(filepath.Join(filepath.Dir(path), userScript))
-	if errors.Is(err, os.ErrNotExist) {
-		f, err = os.Open(path)
-	}
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the job's script: %w", err)
 	}

@@ -260,19 +260,30 @@ func TestSetupWaitsForSluiced(t *testing.T) {
 
 // Where a directive has a symbol Slurm passes a file with the directives alone.
 func TestUsersScriptIsJudgedRatherThanSlurmsExtract(t *testing.T) {
-	dir := t.TempDir()
-	extract := filepath.Join(dir, "bb_script")
-	for name, text := range map[string]string{"script": goodScript, "bb_script": "#!/bin/bash\n#SLUICE stage_out from=o/ to=gs://bbb/7/\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	const users = "#!/bin/bash\n\n# mine\n#SLUICE stage_out from=o/ to=gs://bbb/%j/\ntrue\n"
+	const extract = "#!/bin/bash\n#SLUICE stage_out from=o/ to=gs://bbb/7/\n"
+	state := t.TempDir()
+	dir := filepath.Join(state, "hash.7", "job.17")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	s := serve(t, func(api.Request) (any, error) { return api.Ack{}, nil })
-	if got := newTry(s.socket).run(t, "bb", "setup", "--job=7", "--script="+extract); got != "ok\n\n" {
-		t.Fatalf("got %q", got)
+	if err := os.WriteFile(filepath.Join(dir, "script"), []byte(users+"\x00"), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	if got := last[api.JobCall](t, s).Script; got != goodScript {
-		t.Errorf("judged %q, want the user's script", got)
+	for _, tt := range []struct{ name, job, passed, want string }{
+		{"the user's", "17", extract, users},
+		{"none is kept", "18", extract, extract},
+		{"another number of directives", "17", extract + "#SLUICE stage_out from=p/ to=gs://bbb/p/\n", extract + "#SLUICE stage_out from=p/ to=gs://bbb/p/\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, func(api.Request) (any, error) { return api.Ack{}, nil })
+			if got := newTry(s.socket).run(t, "bb", "setup", "--job="+tt.job, "--state="+state, "--script="+write(t, tt.passed)); got != "ok\n\n" {
+				t.Fatalf("got %q", got)
+			}
+			if got := last[api.JobCall](t, s).Script; got != tt.want {
+				t.Errorf("judged %q, want %q", got, tt.want)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,8 @@
 local hook = "/usr/local/libexec/sluice/sluice-hook"
 -- sluiced keeps the environment of each staged job here, in a file named by its id.
 local environment = "/run/sluice/env/"
+-- slurmctld keeps the scripts of its jobs here.
+local state = "/var/spool/slurmctld"
 -- Slurm 23.02 and newer pass uid, gid and job_info.
 local long_arguments = true
 -- Slurm 24.05 and newer call test_data_in and test_data_out until they are not busy.
@@ -84,6 +86,7 @@ local function job(id, script, uid, gid, info)
 	local options = { job = number(id) }
 	if script then
 		options.script = script
+		options.state = state
 	end
 	if long_arguments then
 		options.uid = number(uid)
