@@ -521,7 +521,7 @@ func TestSlurmUserIsNotKnown(t *testing.T) {
 // The kernel says who calls: a process of another uid.
 func TestCallersOfOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root to start a process of another user")
+		t.Fatal("needs root to start a process of another user")
 	}
 	s := newSluiced(t)
 	v := newVM(t, s, api.RoleLogin)

@@ -199,7 +199,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root: environments belong to SlurmUser's group")
+		t.Fatal("needs root: environments belong to SlurmUser's group")
 	}
 	dir := t.TempDir()
 	cfg, err := config.Parse("t", []byte(`

@@ -333,7 +333,7 @@ func TestSlowReader(t *testing.T) {
 // and others are served.
 func TestLimitPerUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("needs root, to be another user")
+		t.Fatal("needs root, to be another user")
 	}
 	const nobody = 65534
 	release := make(chan struct{})

@@ -117,7 +117,7 @@ func (c *controller) events() []string {
 // TLS, mount(8) with a helper for lustre in a mount namespace of the test's own.
 func TestProgramsOnANode(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root for a mount namespace")
+		t.Fatal("needs root for a mount namespace")
 	}
 	bin := build(t)
 	for _, hook := range []string{"sluice-prolog", "sluice-epilog"} {

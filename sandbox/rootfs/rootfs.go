@@ -206,9 +206,6 @@ func (p *progress) Write(b []byte) (int, error) {
 
 type mirror struct{ url, proxy string }
 
-// fallbackMirror is Debian's own address, for hosts whose apt names no mirror of Debian.
-const fallbackMirror = "https://deb.debian.org/debian/"
-
 // findMirror returns the first mirror that the host's apt uses and that has the suite.
 func findMirror(ctx context.Context, suite string) (mirror, error) {
 	proxies, err := aptProxies(ctx)
@@ -217,7 +214,7 @@ func findMirror(ctx context.Context, suite string) (mirror, error) {
 	}
 	out, err := command.Run(ctx, command.Spec{Path: "apt-get", Args: []string{"indextargets", "--format", "$(REPO_URI)"}})
 	if err != nil {
-		out = nil // not a Debian: the fallback is left
+		return mirror{}, fmt.Errorf("ask apt for its mirrors: %w", err)
 	}
 	var tried []error
 	for _, u := range mirrors(out) {
@@ -228,14 +225,17 @@ func findMirror(ctx context.Context, suite string) (mirror, error) {
 		}
 		return m, nil
 	}
+	if len(tried) == 0 {
+		return mirror{}, errors.New("apt names no mirror of Debian: add one to /etc/apt/sources.list")
+	}
 	return mirror{}, fmt.Errorf("no mirror has Debian %s: %w", suite, errors.Join(tried...))
 }
 
-// mirrors returns apt's repositories in order, each once, and the fallback.
+// mirrors returns apt's repositories in order, each once.
 func mirrors(indextargets []byte) []string {
 	var all []string
 	seen := map[string]bool{}
-	for _, u := range append(strings.Fields(string(indextargets)), fallbackMirror) {
+	for _, u := range strings.Fields(string(indextargets)) {
 		parsed, err := url.Parse(u)
 		if err != nil || (parsed.Scheme != "http" && parsed.Scheme != "https") || seen[u] {
 			continue

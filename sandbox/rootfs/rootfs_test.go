@@ -27,7 +27,7 @@ func TestFind(t *testing.T) {
 
 func TestMirrors(t *testing.T) {
 	got := mirrors([]byte("http://mirror.example/debian/\nhttp://mirror.example/debian/\nfile:/srv/debian/\nhttps://other.example/apt/\n"))
-	want := []string{"http://mirror.example/debian/", "https://other.example/apt/", fallbackMirror}
+	want := []string{"http://mirror.example/debian/", "https://other.example/apt/"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("mirrors (-want +got):\n%s", diff)
 	}

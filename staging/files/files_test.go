@@ -38,7 +38,7 @@ var alice = files.User{UID: uid, GID: gid}
 func mount(t *testing.T) string {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root: files change their owners")
+		t.Fatal("needs root: files change their owners")
 	}
 	dir, err := os.MkdirTemp("/tmp", "sluice-files")
 	if err != nil {

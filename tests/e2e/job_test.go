@@ -384,6 +384,15 @@ func TestRootMayNotSubmit(t *testing.T) {
 	}
 }
 
+// The accounting database is real, and its associations are enforced.
+func TestUserWithoutAnAssociationMayNotSubmit(t *testing.T) {
+	mustOnVM(t, "login", "alice", "#!/bin/bash\ntrue\n", "sh", "-c", "cat > job.sh")
+	out, err := onVM(t, "login", "alice", "", "sbatch", "--account=somebody-elses", "job.sh")
+	if err == nil || !strings.Contains(out, "Invalid account") {
+		t.Errorf("sbatch with an account that is not alice's: %v\n%s", err, out)
+	}
+}
+
 // With sluiced away, or stopped so that it accepts and never answers, slurmctld
 // answers as ever, bad lines are refused, good jobs wait and then run.
 func TestJobsWaitWhileSluicedIsAway(t *testing.T) {

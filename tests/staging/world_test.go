@@ -166,7 +166,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root: jobs' directories belong to their users")
+		t.Fatal("needs root: jobs' directories belong to their users")
 	}
 	dir, err := os.MkdirTemp("/tmp", "sluice-staging")
 	if err != nil {
