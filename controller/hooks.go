@@ -129,9 +129,13 @@ func (c *Controller) enrol(ctx context.Context, in api.JobCall, u users.User) (s
 		j.FS = fs.Name
 	}
 	// Only Slurm knows an array's numbers, and in old versions the job's name.
-	if j.Name == "" && strings.Contains(j.Script, "%x") || strings.Contains(j.Script, "%A") || strings.Contains(j.Script, "%a") ||
-		j.Account == "" || j.Partition == "" {
+	needed := j.Name == "" && strings.Contains(j.Script, "%x") || strings.Contains(j.Script, "%A") || strings.Contains(j.Script, "%a")
+	if needed || j.Account == "" || j.Partition == "" {
 		sj, err := c.Slurm.Job(ctx, j.ID)
+		if err != nil && needed {
+			// A guess would send the job's data to a wrong place.
+			return j, api.Errorf(api.CodeUnavailable, "ask Slurm about job %d: %v", j.ID, err)
+		}
 		if err != nil {
 			c.Log.Warn("ask Slurm about a job", "job", j.ID, "err", err)
 		} else {

@@ -294,7 +294,7 @@ var failureReasons = map[string]bool{
 // Why Slurm says that a job waits: one that just ran was requeued, although
 // COMPLETING hides that it is PENDING.
 var waitReasons = map[string]bool{
-	"BeginTime": true, "Cleaning": true, "Priority": true, "Resources": true, "Dependency": true, "JobHeldAdmin": true, "JobHeldUser": true,
+	"BeginTime": true, "Cleaning": true, "JobHeldAdmin": true, "JobHeldUser": true,
 }
 
 // Ends of a run.

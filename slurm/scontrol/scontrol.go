@@ -3,6 +3,7 @@
 package scontrol
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -265,7 +266,15 @@ func (c Client) ExitCode(ctx context.Context, id uint32) (code, signal int, err 
 	if err != nil {
 		return 0, 0, fmt.Errorf("ask Slurm how job %d ended: %w", id, notFound(err))
 	}
-	m := exitRE().FindSubmatch(out)
+	// An array's id names all of its tasks; the one with the id itself is meant.
+	var m [][]byte
+	prefix := fmt.Appendf(nil, "JobId=%d ", id)
+	for line := range bytes.Lines(out) {
+		if bytes.HasPrefix(line, prefix) {
+			m = exitRE().FindSubmatch(line)
+			break
+		}
+	}
 	if m == nil {
 		return 0, 0, fmt.Errorf("scontrol tells no exit code of job %d", id)
 	}

@@ -161,6 +161,15 @@ func TestJob(t *testing.T) {
 	}
 }
 
+// The task of an array that has the array's own id is listed among the others.
+func TestExitCodeOfAnArraysTask(t *testing.T) {
+	c, _ := answering("JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName=x JobState=FAILED ExitCode=3:0 RunTime=00:00:01\n"+
+		"JobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=x JobState=COMPLETED ExitCode=0:0 RunTime=00:00:01\n", nil)
+	if code, signal, err := c.ExitCode(context.Background(), 7); err != nil || code != 0 || signal != 0 {
+		t.Errorf("got %d:%d, %v, want 0:0", code, signal, err)
+	}
+}
+
 func TestExitCode(t *testing.T) {
 	c, _ := answering("JobId=7 JobName=x JobState=FAILED Restarts=0 BatchFlag=1 Reboot=0 ExitCode=3:9 RunTime=00:00:01\n", nil)
 	if code, signal, err := c.ExitCode(context.Background(), 7); err != nil || code != 3 || signal != 9 {

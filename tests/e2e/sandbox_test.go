@@ -104,6 +104,15 @@ func clearFaults(t *testing.T) {
 	}
 }
 
+// evidenceScript shows what is known of a job, on the controller.
+const evidenceScript = `
+sacct --jobs "$1" --format=JobID,State,ExitCode,Start,End,NodeList,Reason
+sluice job list --all --limit 8
+journalctl -u sluiced | tail -n 40
+tail -n 30 /var/log/slurm/slurmctld.log
+cd /home/alice && for f in $(ls -t *.out | head -n 6); do echo "== $f"; tail -n 5 "$f"; done
+`
+
 // submit sends script through sbatch as alice on the login VM.
 func submit(t *testing.T, script string) uint32 {
 	t.Helper()
@@ -120,6 +129,10 @@ func submit(t *testing.T, script string) uint32 {
 		// Jobs that a failing test left behind must not disturb the next one.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
+		if t.Failed() {
+			evidence, _ := sluice(ctx, strings.NewReader(evidenceScript), "sandbox", "exec", "--name", sandboxName, "--vm", "controller", "--", "bash", "-s", fmt.Sprint(id))
+			t.Logf("evidence of job %d:\n%s", id, evidence)
+		}
 		sluice(ctx, nil, "sandbox", "exec", "--name", sandboxName, "--vm", "controller", "--", "scancel", "--hurry", fmt.Sprint(id))
 	})
 	return uint32(id)
