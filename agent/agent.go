@@ -25,6 +25,7 @@ import (
 	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/internal/command"
 	"github.com/sluicehpc/sluice/internal/retry"
+	"github.com/sluicehpc/sluice/internal/sdnotify"
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/lustre"
 	"github.com/sluicehpc/sluice/lustre/probe"
@@ -190,7 +191,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, f := range []func(context.Context){a.watchKnown, a.report, a.sendKept, a.startSlurmd} {
 		parts.Go(func() { f(ctx) })
 	}
-	if err := notifySystemd("READY=1"); err != nil {
+	if err := sdnotify.Send("READY=1"); err != nil {
 		a.log.Warn("tell systemd", "error", err)
 	}
 	err = local.Serve(ctx, l, nil, a.handle)

@@ -11,8 +11,7 @@ import (
 	"github.com/sluicehpc/sluice/api"
 )
 
-// dialTimeout is api/local's DialTimeout: how long a hook waits for an agent
-// that does not accept.
+// dialTimeout is how long a hook waits for an agent that does not accept.
 const dialTimeout = 50 * time.Millisecond
 
 // Ask speaks api/local's protocol on bare system calls and waits at most wait

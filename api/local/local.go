@@ -19,8 +19,8 @@ import (
 	"github.com/sluicehpc/sluice/api"
 )
 
-// DialTimeout bounds how long Listen looks whether another daemon is there.
-const DialTimeout = 50 * time.Millisecond
+// probeTimeout bounds how long Listen looks whether another daemon is there.
+const probeTimeout = 50 * time.Millisecond
 
 // ErrUnreachable is wrapped by Call when no daemon answers on the socket.
 var ErrUnreachable = errors.New("daemon not reachable")
@@ -94,7 +94,7 @@ const (
 
 // Listen makes the socket at path, replacing a dead one, with the given mode.
 func Listen(path string, mode os.FileMode) (*net.UnixListener, error) {
-	if conn, err := net.DialTimeout("unix", path, DialTimeout); err == nil {
+	if conn, err := net.DialTimeout("unix", path, probeTimeout); err == nil {
 		conn.Close()
 		return nil, fmt.Errorf("listen on %s: another daemon answers there", path)
 	}

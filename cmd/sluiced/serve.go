@@ -24,6 +24,7 @@ import (
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/clock"
+	"github.com/sluicehpc/sluice/internal/sdnotify"
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/internal/version"
 	"github.com/sluicehpc/sluice/lustre/probe"
@@ -138,14 +139,18 @@ func serve(ctx context.Context, configPath string) error {
 		errs <- s.Serve(ctx, agents, cert)
 	})
 	logger.Info("sluiced runs", "version", version.String(), "cluster", cfg.Cluster, "listen", cfg.Listen, "fingerprint", fingerprint)
-	notify("READY=1")
+	if err := sdnotify.Send("READY=1"); err != nil {
+		logger.Warn("tell systemd", "err", err)
+	}
 
 	var failure error
 	select {
 	case failure = <-errs:
 	case <-ctx.Done():
 	}
-	notify("STOPPING=1")
+	if err := sdnotify.Send("STOPPING=1"); err != nil {
+		logger.Warn("tell systemd", "err", err)
+	}
 	cancel()
 	stopped := make(chan struct{})
 	go func() {
@@ -178,18 +183,4 @@ func checkMount(cfg *config.Config) func(string) error {
 		}
 		return errors.New("no file system is mounted at " + mount)
 	}
-}
-
-// notify tells systemd, if it asked to be told (sd_notify(3)).
-func notify(state string) {
-	name := os.Getenv("NOTIFY_SOCKET")
-	if name == "" {
-		return
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		return
-	}
-	defer conn.Close()
-	conn.Write([]byte(state)) // nobody to tell when it fails
 }

@@ -1,12 +1,13 @@
-package agent
+// Package sdnotify tells systemd how a daemon is (sd_notify(3)).
+package sdnotify
 
 import (
 	"net"
 	"os"
 )
 
-// notifySystemd sends one message of sd_notify(3), or nothing outside systemd.
-func notifySystemd(message string) error {
+// Send sends one message such as "READY=1"; it does nothing when systemd did not ask.
+func Send(message string) error {
 	// A name that begins with @ is an abstract socket, which package net knows too.
 	name := os.Getenv("NOTIFY_SOCKET")
 	if name == "" {
