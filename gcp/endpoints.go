@@ -13,6 +13,9 @@ type Endpoints struct {
 	Compute string // SLUICE_ENDPOINT_COMPUTE
 	Lustre  string // SLUICE_ENDPOINT_LUSTRE
 	Storage string // SLUICE_ENDPOINT_STORAGE
+	// IAM stands for iam, iamcredentials, sts, cloudresourcemanager and the key
+	// set of Google's identity tokens (www.googleapis.com); SLUICE_ENDPOINT_IAM.
+	IAM string
 }
 
 // EndpointsFromEnv reads the endpoints from the environment variables named at the fields.
@@ -21,6 +24,7 @@ func EndpointsFromEnv() Endpoints {
 		Compute: os.Getenv("SLUICE_ENDPOINT_COMPUTE"),
 		Lustre:  os.Getenv("SLUICE_ENDPOINT_LUSTRE"),
 		Storage: os.Getenv("SLUICE_ENDPOINT_STORAGE"),
+		IAM:     os.Getenv("SLUICE_ENDPOINT_IAM"),
 	}
 }
 

@@ -52,9 +52,10 @@ type Endpoints struct {
 	Compute string `json:"compute"`
 	Lustre  string `json:"lustre"`
 	Storage string `json:"storage"`
+	IAM     string `json:"iam"` // with its credentials service, sts, the resource manager and the key set
 }
 
-func endpointsAt(url string) Endpoints { return Endpoints{Compute: url, Lustre: url, Storage: url} }
+func endpointsAt(url string) Endpoints { return Endpoints{Compute: url, Lustre: url, Storage: url, IAM: url} }
 
 // VM is an instance as status shows it.
 type VM struct {

@@ -262,7 +262,8 @@ func printStatus(w io.Writer, s *sandbox.Status) error {
 		[]string{"SERVICE", "INSIDE (sluice sandbox exec)", "ON THIS HOST"},
 		[]string{"compute", s.Endpoints.Compute, s.HostEndpoints.Compute},
 		[]string{"lustre", s.Endpoints.Lustre, s.HostEndpoints.Lustre},
-		[]string{"storage", s.Endpoints.Storage, s.HostEndpoints.Storage})
+		[]string{"storage", s.Endpoints.Storage, s.HostEndpoints.Storage},
+		[]string{"iam", s.Endpoints.IAM, s.HostEndpoints.IAM})
 }
 
 func sandboxExec() *cli.Command {

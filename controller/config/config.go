@@ -54,11 +54,12 @@ type Endpoints struct {
 	Compute string `yaml:"compute,omitempty"`
 	Lustre  string `yaml:"lustre,omitempty"`
 	Storage string `yaml:"storage,omitempty"`
+	IAM     string `yaml:"iam,omitempty"`
 }
 
 // GCP returns the endpoints as the clients take them.
 func (e Endpoints) GCP() gcp.Endpoints {
-	return gcp.Endpoints{Compute: e.Compute, Lustre: e.Lustre, Storage: e.Storage}
+	return gcp.Endpoints{Compute: e.Compute, Lustre: e.Lustre, Storage: e.Storage, IAM: e.IAM}
 }
 
 // FileSystem is a Managed Lustre instance and where the VMs mount it.

@@ -43,7 +43,7 @@ func Config(endpoints gcp.Endpoints, slurmVersion string) *config.Config {
 		Cluster:   Name,
 		Project:   Project,
 		Zone:      Zone,
-		Endpoints: config.Endpoints{Compute: endpoints.Compute, Lustre: endpoints.Lustre, Storage: endpoints.Storage},
+		Endpoints: config.Endpoints{Compute: endpoints.Compute, Lustre: endpoints.Lustre, Storage: endpoints.Storage, IAM: endpoints.IAM},
 		FileSystems: []config.FileSystem{{
 			Name:     Instance,
 			Instance: fmt.Sprintf("projects/%s/locations/%s/instances/%s", Project, Zone, Instance),
