@@ -529,6 +529,13 @@ func (c *child) gate() error {
 		return err
 	}
 	defer gates.close()
+	// Jobs of one group want the same tree at the same time. The lock of a
+	// directory is this machine's own on Lustre, and sluiced runs on one.
+	unlock, err := gates.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	name := fmt.Sprint(c.req.GID)
 	if _, err := gates.lstat(name); err == nil {
 		return nil

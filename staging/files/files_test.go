@@ -84,6 +84,47 @@ func stat(t *testing.T, path string) (mode fs.FileMode, owner, group uint32) {
 	return info.Mode(), st.Uid, st.Gid
 }
 
+// The tasks of one array want the same gate at the same time.
+func TestGateIsMadeOnceAtATime(t *testing.T) {
+	m := mount(t)
+	ctx := t.Context()
+	texts := map[string]string{}
+	for i := range 300 {
+		texts[fmt.Sprintf("d%d/%d.txt", i%7, i)] = "x"
+	}
+	if _, err := c.Prepare(ctx, m, "ds", "v1", "t1"); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range texts {
+		write(t, filepath.Join(m, files.PartialDir("ds", "v1", "t1"), path), text)
+	}
+	pub := files.Published{Dataset: "ds", Version: "v1", Transfer: "t1", Objects: 300, Bytes: 300}
+	if err := c.Publish(ctx, m, pub, files.Lines(entries(texts))); err != nil {
+		t.Fatal(err)
+	}
+	// What a worker left that was killed.
+	gates := filepath.Dir(filepath.Join(m, files.GateDir("ds", "v1", gid)))
+	write(t, filepath.Join(gates, fmt.Sprint(gid)+".partial-tree", "d0/0.txt"), "x")
+	errs := make(chan error, 8)
+	for range cap(errs) {
+		go func() { errs <- c.Gate(ctx, m, "ds", "v1", gid) }()
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Errorf("Gate: %v", err)
+		}
+	}
+	for path := range texts {
+		if _, err := os.Stat(filepath.Join(m, files.GateDir("ds", "v1", gid), path)); err != nil {
+			t.Errorf("the gate lacks a file: %v", err)
+		}
+	}
+	names, err := os.ReadDir(gates)
+	if err != nil || len(names) != 1 {
+		t.Errorf("%d entries beside the gate (%v), want the gate alone", len(names), err)
+	}
+}
+
 func TestStageInTree(t *testing.T) {
 	m := mount(t)
 	ctx := t.Context()

@@ -241,6 +241,19 @@ func (d dir) removeAll(name string, progress func()) error {
 	return nil
 }
 
+// lock waits until no other process holds the directory's lock. It ends with unlock or the process.
+func (d dir) lock() (unlock func(), err error) {
+	f, err := d.readable()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := retryEINTR(func() (int, error) { return 0, unix.Flock(int(f.Fd()), unix.LOCK_EX) }); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", d.name, err)
+	}
+	return func() { f.Close() }, nil
+}
+
 func (d dir) sync() error {
 	f, err := d.readable()
 	if err != nil {
