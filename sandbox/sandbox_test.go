@@ -188,7 +188,7 @@ func TestUpStatusDown(t *testing.T) {
 	}
 	want := &Status{
 		Name: "test-updown", Pid: up.Pid, Slurm: "24.11", VMs: []VM{},
-		Endpoints: Endpoints{Compute: APIURL, Lustre: APIURL, Storage: APIURL}, HostEndpoints: up.HostEndpoints,
+		Endpoints: endpointsAt(APIURL), HostEndpoints: up.HostEndpoints,
 	}
 	if diff := cmp.Diff(want, status); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
@@ -361,7 +361,7 @@ func TestVMs(t *testing.T) {
 		code           int
 	}{
 		{"root on a VM", "a", "", []string{"sh", "-c", "hostname; id -un; pwd"}, "a\nroot\n/root\n", 0},
-		{"a user has the user's environment", "b", "alice", []string{"sh", "-c", "id -un; id -G; pwd; echo $HOME $USER $SHELL"}, "alice\n10001\n/home/alice\n/home/alice alice /bin/bash\n", 0},
+		{"a user has the user's environment", "b", "alice", []string{"sh", "-c", "id -un; id -G; pwd; echo $HOME $USER $SHELL"}, "alice\n1500000001 1500001000\n/home/alice\n/home/alice alice /bin/bash\n", 0},
 		{"homes are shared", "b", "alice", []string{"cat", "startup"}, "a\n", 0},
 		{"exit code of a VM", "a", "", []string{"sh", "-c", "exit 7"}, "", 7},
 		{"signal in a VM", "a", "", []string{"sh", "-c", "kill -TERM $$"}, "", 128 + 15},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehpc/sluice/controller/config"
 	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/sandbox/rootfs"
 )
 
 // What the sandbox's cluster is called.
@@ -27,8 +28,14 @@ const (
 	Account     = "research"
 )
 
-// Users are the ordinary users of the VMs' image who may submit jobs.
-var Users = []string{"alice", "bob"}
+// Users are the ordinary users of the VMs' image; all may submit jobs.
+var Users = func() []string {
+	var names []string
+	for _, u := range rootfs.Users {
+		names = append(names, u.Name)
+	}
+	return names
+}()
 
 // Capacity and throughput of the Lustre instance: the smallest that Managed
 // Lustre sells in its fastest tier (GiB; MB/s per TiB).
@@ -71,10 +78,8 @@ func Config(endpoints gcp.Endpoints, slurmVersion string) *config.Config {
 // matter, which its startup script does after Sluice's part.
 func accountsScript() string {
 	return fmt.Sprintf(`sacctmgr --immediate add account %[1]s description=research organization=sandbox || true
-for user in %[2]s; do
-  sacctmgr --immediate add user "$user" account=%[1]s || true
-done
-`, Account, strings.Join(Users, " "))
+sacctmgr --immediate add user name=%[2]s account=%[1]s || true
+`, Account, strings.Join(Users, ","))
 }
 
 // controllerScript is the controller's startup script.

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 
 	"github.com/sluicehpc/sluice/packaging"
+	"github.com/sluicehpc/sluice/sandbox/rootfs"
 	"github.com/sluicehpc/sluice/slurm/conf"
 )
 
 // slurmUID is Debian's uid of the user slurm, which the VMs' root keeps.
-const slurmUID = 64030
+const slurmUID = rootfs.SlurmUID
 
 // binaries that the VMs' image carries, by directory in the image.
 var binaries = map[string][]string{

@@ -2,7 +2,7 @@
 # Builds a root for the sandbox's VMs. Runs as PID 1 of mount and pid namespaces of its own, so a
 # killed build leaves no mount and no process.
 # Environment: ROOT (does not exist yet), MIRROR, SUITE, PACKAGES, PROXY (may be empty), USERS
-# (name:id pairs), SLURM_UID.
+# (name:id pairs), USER_GROUPS (name:id:members), SLURM_UID, MUNGE_UID.
 set -eu
 
 say() { printf 'rootfs: %s\n' "$*"; }
@@ -23,6 +23,8 @@ in_root() { chroot "$ROOT" "$@"; }
 mount -t proc proc "$ROOT/proc"
 in_root groupadd --system --gid "$SLURM_UID" slurm
 in_root useradd --system --uid "$SLURM_UID" --gid slurm --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin slurm
+in_root groupadd --system --gid "$MUNGE_UID" munge
+in_root useradd --system --uid "$MUNGE_UID" --gid munge --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin munge
 
 printf '#!/bin/sh\nexit 101\n' >"$ROOT/usr/sbin/policy-rc.d"
 chmod 755 "$ROOT/usr/sbin/policy-rc.d"
@@ -40,10 +42,19 @@ say "installing packages: $PACKAGES"
 in_root apt-get -q install -y $PACKAGES
 
 say "preparing users and the database"
+# Not in /etc/passwd, as the users of OS Login or LDAP are not: only NSS knows them.
+extra="$ROOT/var/lib/extrausers"
+install -d "$extra"
 for pair in $USERS; do
 	name=${pair%:*} id=${pair#*:}
-	in_root groupadd --gid "$id" "$name"
-	in_root useradd --uid "$id" --gid "$id" --create-home --shell /bin/bash "$name"
+	printf '%s:x:%s:%s::/home/%s:/bin/bash\n' "$name" "$id" "$id" "$name" >>"$extra/passwd"
+	printf '%s:x:%s:\n' "$name" "$id" >>"$extra/group"
+	cp -R "$ROOT/etc/skel" "$ROOT/home/$name"
+	chmod 700 "$ROOT/home/$name"
+	chown -R "$id:$id" "$ROOT/home/$name"
+done
+for group in $USER_GROUPS; do
+	printf '%s:x:%s\n' "${group%%:*}" "${group#*:}" >>"$extra/group"
 done
 
 printf '127.0.0.1 localhost\n' >"$ROOT/etc/hosts" # mariadb-install-db looks it up
@@ -75,7 +86,7 @@ rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin "$ROOT"/var/cache
 	"$ROOT"/var/log/*.log "$ROOT"/var/log/apt "$ROOT"/etc/munge/munge.key \
 	"$ROOT"/usr/lib/udev/hwdb.d "$ROOT"/usr/bin/mariadb-backup "$ROOT"/usr/bin/aria_* "$ROOT"/usr/bin/mariabackup
 : >"$ROOT/etc/machine-id"
-printf 'passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n' >"$ROOT/etc/nsswitch.conf"
+printf 'passwd: files extrausers\ngroup: files extrausers\nshadow: files extrausers\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n' >"$ROOT/etc/nsswitch.conf"
 # Slurm's own defaults name /var/spool and /var/log; SlurmUser must own them.
 install -d "$ROOT/var/log/slurm" "$ROOT/var/spool/slurmctld" "$ROOT/var/spool/slurmd" "$ROOT/etc/slurm"
 in_root chown slurm:slurm /var/log/slurm /var/spool/slurmctld

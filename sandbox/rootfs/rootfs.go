@@ -30,12 +30,30 @@ var buildScript string
 // DefaultSlurm is the Slurm release of a sandbox that asks for none.
 const DefaultSlurm = "24.11"
 
-// Ids that are the same in every root.
+// Ids that are the same in every root: files on shared disks and in image layers carry them.
 const (
 	SlurmUID = 64030 // Debian's own choice for the user slurm
-	AliceUID = 10001
-	BobUID   = 10002
+	MungeUID = 64031 // Debian lets the installation choose
 )
+
+// User is an ordinary user of the VMs. A group of the same name and id is the primary one.
+type User struct {
+	Name string
+	UID  uint32
+}
+
+// Users are known to NSS only and look like those that OS Login makes: ids from 1,000,000,000 up, some above 2^31,
+// names of up to 32 characters. Carol's is a guest's, cut by OS Login.
+var Users = []User{
+	{"alice", 1500000001},
+	{"bob", 2733216754},
+	{"ext_carol_mueller_physics_exampl", 4123456789},
+}
+
+// Group is a group that several users share.
+const Group = "research"
+
+const groupID = 1500001000
 
 // Release is a Debian release and the Slurm that it packages.
 type Release struct {
@@ -46,7 +64,7 @@ type Release struct {
 
 var common = []string{
 	"slurmctld", "slurmdbd", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",
-	"mariadb-server", "munge", "iproute2", "procps", "util-linux", "mount", "ca-certificates", "lua5.4",
+	"mariadb-server", "munge", "libnss-extrausers", "iproute2", "nftables", "curl", "procps", "util-linux", "mount", "ca-certificates", "lua5.4",
 }
 
 // Releases lists what can be built, the default first.
@@ -143,11 +161,22 @@ func exists(dir string) bool {
 
 // name is different for each recipe, so a changed recipe never meets an old root.
 func (r Release) name() string {
-	sum := sha256.Sum256([]byte(strings.Join(append([]string{buildScript, r.Suite, users, runtime.GOARCH}, r.Packages...), "\n")))
+	sum := sha256.Sum256([]byte(strings.Join(append([]string{buildScript, r.Suite, strings.Join(identities(), "\n"), runtime.GOARCH}, r.Packages...), "\n")))
 	return r.Suite + "-slurm" + r.Slurm + "-" + hex.EncodeToString(sum[:6])
 }
 
-var users = fmt.Sprintf("alice:%d bob:%d", AliceUID, BobUID)
+// identities are the users, groups and fixed ids, as the build script's environment has them.
+func identities() []string {
+	var users, names []string
+	for _, u := range Users {
+		users = append(users, fmt.Sprintf("%s:%d", u.Name, u.UID))
+		names = append(names, u.Name)
+	}
+	return []string{
+		"USERS=" + strings.Join(users, " "), fmt.Sprintf("USER_GROUPS=%s:%d:%s", Group, groupID, strings.Join(names, ",")),
+		fmt.Sprintf("SLURM_UID=%d", SlurmUID), fmt.Sprintf("MUNGE_UID=%d", MungeUID),
+	}
+}
 
 func build(ctx context.Context, r Release, root string, log io.Writer) error {
 	m, err := findMirror(ctx, r.Suite)
@@ -155,11 +184,11 @@ func build(ctx context.Context, r Release, root string, log io.Writer) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", buildScript)
-	cmd.Env = []string{
+	cmd.Env = append(identities(),
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp",
-		"ROOT=" + root, "MIRROR=" + m.url, "PROXY=" + m.proxy, "SUITE=" + r.Suite,
-		"PACKAGES=" + strings.Join(r.Packages, " "), "USERS=" + users, fmt.Sprintf("SLURM_UID=%d", SlurmUID),
-	}
+		"ROOT="+root, "MIRROR="+m.url, "PROXY="+m.proxy, "SUITE="+r.Suite,
+		"PACKAGES="+strings.Join(r.Packages, " "),
+	)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 		Setsid:     true, // a Ctrl-C reaches the build through ctx, once
