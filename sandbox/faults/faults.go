@@ -4,6 +4,7 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -13,16 +14,6 @@ import (
 
 // The keys that the sandbox knows. Describe says what each does and which values it takes.
 const (
-	// LustreImportCorrupt is a gs://BUCKET/OBJECT whose copy on Lustre gets one flipped byte.
-	LustreImportCorrupt = "lustre.import.corrupt"
-	// LustreExportCorrupt is a gs://BUCKET/OBJECT whose copy in the bucket gets one flipped byte.
-	LustreExportCorrupt = "lustre.export.corrupt"
-	// LustreTransferRate limits each import and export, in bytes a second (a whole number above 0).
-	LustreTransferRate = "lustre.transfer.rate"
-	// LustreTransferParallel is "on" when an instance may run more than one transfer at a time.
-	LustreTransferParallel = "lustre.transfer.parallel"
-	// LustreCapacity is how many bytes each instance may hold (a whole number above 0).
-	LustreCapacity = "lustre.capacity"
 	// StorageDeny is a bucket on which every call is refused with 403.
 	StorageDeny = "storage.deny"
 	// ComputeInsertDelay is the time that an instance stays in PROVISIONING (a Go duration).
@@ -43,15 +34,10 @@ type Key struct {
 	check func(value string) error
 }
 
-var keys = []Key{
+var keys = slices.SortedFunc(slices.Values(append([]Key{
 	{ComputeInsertDelay, "DURATION: instances stay in PROVISIONING this long", checkDuration},
-	{LustreCapacity, "BYTES: the most that an instance holds; more is refused as on a full disk", checkRate},
-	{LustreExportCorrupt, "gs://BUCKET/OBJECT: the exported object gets one flipped byte", checkObject},
-	{LustreImportCorrupt, "gs://BUCKET/OBJECT: the imported file gets one flipped byte", checkObject},
-	{LustreTransferParallel, "on: an instance may run more than one transfer at a time", checkSwitch},
-	{LustreTransferRate, "BYTES a second: the most that each transfer copies", checkRate},
 	{StorageDeny, "BUCKET: every call on it is refused with 403", checkBucket},
-}
+}, lustreKeys...)), func(a, b Key) int { return strings.Compare(a.Name, b.Name) })
 
 // Keys lists the known faults, sorted by name.
 func Keys() []Key { return append([]Key(nil), keys...) }
@@ -68,8 +54,9 @@ func lookup(name string) (Key, error) {
 // Set is the faults that are on now. The zero value has none and is ready to use; a nil *Set
 // answers like an empty one but cannot be changed. All methods may be called at the same time.
 type Set struct {
-	mu     sync.Mutex
-	values map[string]string // mu guards it
+	mu      sync.Mutex
+	values  map[string]string // mu guards it and changed
+	changed chan struct{}     // closed at the next change, or nil when nobody asked
 }
 
 // Set turns the fault on with the value, replacing an earlier one. It returns ErrUnknownKey
@@ -88,7 +75,29 @@ func (s *Set) Set(key, value string) error {
 		s.values = map[string]string{}
 	}
 	s.values[key] = value
+	s.tell()
 	return nil
+}
+
+// Changed returns a channel that is closed at the next change of the set.
+func (s *Set) Changed() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
+}
+
+// tell wakes those who wait for a change; mu is held.
+func (s *Set) tell() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 }
 
 // Get returns the value of a fault, and whether it is on.
@@ -110,6 +119,7 @@ func (s *Set) Clear(key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.values, key)
+	s.tell()
 	return nil
 }
 
