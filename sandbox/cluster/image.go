@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -22,6 +23,14 @@ var binaries = map[string][]string{
 	"usr/local/libexec/sluice": {"sluiced", "sluice-agent", "sluice-hook", "sluice-prolog", "sluice-epilog"},
 }
 
+// file is a file of the image, owned by the user and group of that id.
+type file struct {
+	path string // in the image
+	data []byte
+	mode os.FileMode
+	uid  int
+}
+
 // WriteImage fills dir, the overlay layer over Debian's root from which the
 // cluster's VMs boot: Sluice's binaries from binDir, its units, and a new slurm.key.
 func WriteImage(dir, binDir string) error {
@@ -34,28 +43,18 @@ func WriteImage(dir, binDir string) error {
 	}
 	key := make([]byte, 1024)
 	rand.Read(key)
-	files := []struct {
-		path string
-		data []byte
-		mode os.FileMode
-		uid  int
-	}{
+	files := []file{
 		{"etc/slurm/slurm.key", key, 0o600, slurmUID},
 		{"etc/default/slurmd", []byte(slurmdDefaults), 0o644, 0},
 		{"etc/default/sackd", []byte(sackdDefaults), 0o644, 0},
 		{"etc/systemd/system/mariadb.service", []byte(mariadbUnit), 0o644, 0},
 	}
-	for _, unit := range []string{"sluiced.service", "sluice-agent.service"} {
-		data, err := packaging.Units.ReadFile("systemd/" + unit)
-		if err != nil {
-			return fmt.Errorf("image: %w", err)
-		}
-		files = append(files, struct {
-			path string
-			data []byte
-			mode os.FileMode
-			uid  int
-		}{"etc/systemd/system/" + unit, data, 0o644, 0})
+	units, err := packagedUnits()
+	if err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	for name, data := range units {
+		files = append(files, file{"etc/systemd/system/" + name, data, 0o644, 0})
 	}
 	for _, f := range files {
 		path := filepath.Join(dir, f.path)
@@ -94,6 +93,21 @@ func WriteImage(dir, binDir string) error {
 	return os.Chmod(dir, 0o755)
 }
 
+// packagedUnits returns the units and drop-ins that Sluice ships, by path below /etc/systemd/system.
+func packagedUnits() (map[string][]byte, error) {
+	units := map[string][]byte{}
+	root, err := fs.Sub(packaging.Units, "systemd")
+	if err != nil {
+		return nil, err
+	}
+	return units, fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			units[path], err = fs.ReadFile(root, path)
+		}
+		return err
+	})
+}
+
 // slurmctld takes a resumed node back only if it booted after the resume;
 // namespaces share the host's boot time, so -b tells slurmd to report its own start.
 const slurmdDefaults = `SLURMD_OPTIONS="-b --conf-server ` + Controller + `:6817"
@@ -109,8 +123,10 @@ Description=MariaDB for slurmdbd
 [Service]
 Type=notify
 User=mysql
-RuntimeDirectory=mysqld
+RuntimeDirectory=mysqld mariadbd
 ExecStart=/usr/sbin/mariadbd --no-defaults --datadir=/var/lib/mysql --skip-networking --socket=/run/mysqld/mysqld.sock --innodb-buffer-pool-size=32M --innodb-log-file-size=8M --innodb-flush-log-at-trx-commit=0 --skip-log-bin --skip-name-resolve --performance-schema=OFF
+# Where the client library of newer releases looks for the socket.
+ExecStartPost=/bin/ln -sfn /run/mysqld/mysqld.sock /run/mariadbd/mysqld.sock
 Restart=on-failure
 TimeoutStartSec=60
 
