@@ -120,23 +120,6 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return &s, nil
 }
 
-// Faults returns the faults that are on, by key.
-func (c *Client) Faults(ctx context.Context) (map[string]string, error) {
-	var all map[string]string
-	err := c.call(ctx, http.MethodGet, "/faults", nil, &all)
-	return all, err
-}
-
-// SetFault turns a fault of package faults on.
-func (c *Client) SetFault(ctx context.Context, key, value string) error {
-	return c.call(ctx, http.MethodPut, "/faults/"+url.PathEscape(key), value, nil)
-}
-
-// ClearFault turns a fault off.
-func (c *Client) ClearFault(ctx context.Context, key string) error {
-	return c.call(ctx, http.MethodDelete, "/faults/"+url.PathEscape(key), nil, nil)
-}
-
 // Console returns what a VM has written to its console so far (the last 256 KiB), also of one that has ended lately.
 func (c *Client) Console(ctx context.Context, vm string) (string, error) {
 	var text string

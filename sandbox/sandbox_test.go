@@ -486,8 +486,23 @@ func TestFaultsOverTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := c.Faults(ctx)
-	if diff := cmp.Diff(map[string]string{faults.LustreImportCorrupt: "gs://b/a ö/%2F?x"}, got); diff != "" || err != nil {
-		t.Errorf("Faults: %v (-want +got):\n%s", err, diff)
+	if err != nil || len(got.Faults) != 1 || got.Faults[0].Key != faults.LustreImportCorrupt || got.Faults[0].Value != "gs://b/a ö/%2F?x" {
+		t.Errorf("Faults: %v, %+v", err, got)
+	}
+	if err := c.ClearFaults(ctx); err != nil {
+		t.Error(err)
+	}
+	log, err := c.FaultLog(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var what []string
+	for _, e := range log.Entries {
+		what = append(what, e.Fault+" "+e.What)
+	}
+	want := []string{"lustre.transfer.rate set", "lustre.import.corrupt set", "lustre.transfer.rate cleared", "lustre.import.corrupt cleared"}
+	if diff := cmp.Diff(want, what); diff != "" {
+		t.Errorf("FaultLog (-want +got):\n%s", diff)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -306,24 +305,7 @@ func (o *outer) controlHandler() http.Handler {
 		}
 		writeJSON(w, string(text))
 	})
-	mux.HandleFunc("GET /faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, o.faults.All()) })
-	mux.HandleFunc("PUT /faults/{key}", func(w http.ResponseWriter, r *http.Request) {
-		var value string
-		err := json.NewDecoder(io.LimitReader(r.Body, 1<<16)).Decode(&value)
-		if err == nil {
-			err = o.faults.Set(r.PathValue("key"), value)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		o.log.Info("fault", "key", r.PathValue("key"), "value", value)
-	})
-	mux.HandleFunc("DELETE /faults/{key}", func(w http.ResponseWriter, r *http.Request) {
-		if err := o.faults.Clear(r.PathValue("key")); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-		}
-	})
+	o.faultRoutes(mux)
 	return mux
 }
 

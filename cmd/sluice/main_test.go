@@ -25,8 +25,8 @@ func TestReorder(t *testing.T) {
 		in, want []string
 	}{
 		{"flag after the argument", []string{"sluice", "job", "show", "7", "--json"}, []string{"sluice", "job", "show", "--json", "7"}},
-		{"flag with a value after it", []string{"sluice", "sandbox", "fault", "a=b", "--name", "x"}, []string{"sluice", "sandbox", "fault", "--name", "x", "a=b"}},
-		{"joined value", []string{"sluice", "sandbox", "fault", "a=b", "--name=x"}, []string{"sluice", "sandbox", "fault", "--name=x", "a=b"}},
+		{"flag with a value after it", []string{"sluice", "sandbox", "fault", "set", "a=b", "--name", "x"}, []string{"sluice", "sandbox", "fault", "set", "--name", "x", "a=b"}},
+		{"joined value", []string{"sluice", "sandbox", "fault", "set", "a=b", "--name=x"}, []string{"sluice", "sandbox", "fault", "set", "--name=x", "a=b"}},
 		{"what follows -- is not ours", []string{"sluice", "sandbox", "exec", "--", "ls", "--name", "x"}, []string{"sluice", "sandbox", "exec", "--", "ls", "--name", "x"}},
 		{"an unknown flag stays to be refused", []string{"sluice", "job", "show", "7", "--bogus"}, []string{"sluice", "job", "show", "--bogus", "7"}},
 		{"no such command", []string{"sluice", "bogus", "--json"}, []string{"sluice", "bogus", "--json"}},

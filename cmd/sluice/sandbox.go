@@ -20,7 +20,6 @@ import (
 	"github.com/sluicehpc/sluice/sandbox"
 	"github.com/sluicehpc/sluice/sandbox/cluster"
 	"github.com/sluicehpc/sluice/sandbox/demo"
-	"github.com/sluicehpc/sluice/sandbox/faults"
 	"github.com/sluicehpc/sluice/sandbox/rootfs"
 )
 
@@ -52,7 +51,7 @@ func sandboxError(name string, err error) error {
 		return &exitError{code: exitNotFound, err: err}
 	case errors.Is(err, sandbox.ErrNoVM):
 		return &exitError{code: exitNotFound, err: fmt.Errorf("%w\n  see sluice sandbox status --name %s", err, name)}
-	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, rootfs.ErrUnknownSlurm), errors.Is(err, faults.ErrUnknownKey), errors.Is(err, faults.ErrBadValue):
+	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, rootfs.ErrUnknownSlurm):
 		return usageError(err)
 	}
 	return err
@@ -363,62 +362,4 @@ func runDemo(c *cli.Context, name string) error {
 		Sandbox: name, Endpoints: gcp.EndpointsFromEnv(), Report: c.String("report"), Output: c.String("output"),
 		Out: os.Stdout, Terminal: isTerminal(os.Stdout),
 	})
-}
-
-func sandboxFault() *cli.Command {
-	var keys strings.Builder
-	for _, k := range faults.Keys() {
-		fmt.Fprintf(&keys, "\n  %-26s %s", k.Name, k.Help)
-	}
-	return &cli.Command{
-		Name:        "fault",
-		Usage:       "make the cloud misbehave",
-		ArgsUsage:   "[KEY=VALUE…]",
-		Description: "Without arguments: list the faults that are on. An empty VALUE turns one off.\n\nKeys:" + keys.String(),
-		Flags:       []cli.Flag{nameFlag(), jsonFlag(), &cli.BoolFlag{Name: "clear", Usage: "turn all faults off first"}},
-		Action: func(c *cli.Context) error {
-			client, err := sandbox.Open(c.String("name"))
-			if err != nil {
-				return sandboxError(c.String("name"), err)
-			}
-			on, err := client.Faults(c.Context)
-			if err != nil {
-				return err
-			}
-			if c.Bool("clear") {
-				for key := range on {
-					if err := client.ClearFault(c.Context, key); err != nil {
-						return err
-					}
-				}
-			}
-			for _, arg := range c.Args().Slice() {
-				key, value, ok := strings.Cut(arg, "=")
-				if !ok {
-					return usagef("%q is not KEY=VALUE; see sluice sandbox fault --help", arg)
-				}
-				if value == "" {
-					err = client.ClearFault(c.Context, key)
-				} else {
-					err = client.SetFault(c.Context, key, value)
-				}
-				if err != nil {
-					return sandboxError(c.String("name"), err)
-				}
-			}
-			if c.Args().Present() || c.Bool("clear") {
-				return nil
-			}
-			if c.Bool("json") {
-				return printJSON(c.App.Writer, on)
-			}
-			rows := [][]string{{"FAULT", "VALUE"}}
-			for _, k := range faults.Keys() {
-				if v, ok := on[k.Name]; ok {
-					rows = append(rows, []string{k.Name, v})
-				}
-			}
-			return table(c.App.Writer, rows...)
-		},
-	}
 }

@@ -91,7 +91,7 @@ func mustOnVM(t *testing.T, vm, user, stdin string, args ...string) string {
 // fault sets a sandbox fault for the length of the test.
 func fault(t *testing.T, key, value string) {
 	t.Helper()
-	if out, err := sluice(t.Context(), nil, "sandbox", "fault", "--name", sandboxName, key+"="+value); err != nil {
+	if out, err := sluice(t.Context(), nil, "sandbox", "fault", "set", "--name", sandboxName, key+"="+value); err != nil {
 		t.Fatalf("fault %s=%s: %v\n%s", key, value, err, out)
 	}
 	t.Cleanup(func() { clearFaults(t) })
@@ -99,7 +99,7 @@ func fault(t *testing.T, key, value string) {
 
 func clearFaults(t *testing.T) {
 	t.Helper()
-	if out, err := sluice(context.Background(), nil, "sandbox", "fault", "--name", sandboxName, "--clear"); err != nil {
+	if out, err := sluice(context.Background(), nil, "sandbox", "fault", "clear", "--name", sandboxName); err != nil {
 		t.Errorf("clear faults: %v\n%s", err, out)
 	}
 }
