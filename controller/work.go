@@ -323,6 +323,9 @@ func (c *Controller) endOf(ctx context.Context, id uint32) (end, words string, e
 	}
 	// STAGE_OUT and COMPLETING hide the state below them.
 	code, signal, err := c.Slurm.ExitCode(ctx, id)
+	if errors.Is(err, scontrol.ErrNotEnded) {
+		return endRequeued, "requeued", nil
+	}
 	if err != nil {
 		return "", "", err
 	}

@@ -257,7 +257,14 @@ func parseJob(text string, fields int) (Job, error) {
 	return j, nil
 }
 
-var exitRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(` ExitCode=([0-9]+):([0-9]+) `) })
+var (
+	exitRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(` ExitCode=([0-9]+):([0-9]+) `) })
+	endRE  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(` EndTime=([^ ]+) `) })
+)
+
+// ErrNotEnded is wrapped when Slurm knows no end of a job: what ran was
+// requeued, although states like COMPLETING hide that it is PENDING.
+var ErrNotEnded = errors.New("has no end")
 
 // ExitCode returns how a job ended: its exit code, and the signal that ended
 // it or 0. The job's owner can forge it (by its name), which fools only the owner.
@@ -267,13 +274,16 @@ func (c Client) ExitCode(ctx context.Context, id uint32) (code, signal int, err 
 		return 0, 0, fmt.Errorf("ask Slurm how job %d ended: %w", id, notFound(err))
 	}
 	// An array's id names all of its tasks; the one with the id itself is meant.
-	var m [][]byte
+	var m, end [][]byte
 	prefix := fmt.Appendf(nil, "JobId=%d ", id)
 	for line := range bytes.Lines(out) {
 		if bytes.HasPrefix(line, prefix) {
-			m = exitRE().FindSubmatch(line)
+			m, end = exitRE().FindSubmatch(line), endRE().FindSubmatch(line)
 			break
 		}
+	}
+	if end != nil && (string(end[1]) == "Unknown" || string(end[1]) == "NONE") {
+		return 0, 0, fmt.Errorf("job %d: %w", id, ErrNotEnded)
 	}
 	if m == nil {
 		return 0, 0, fmt.Errorf("scontrol tells no exit code of job %d", id)

@@ -181,6 +181,20 @@ func TestExitCode(t *testing.T) {
 	}
 }
 
+// While a requeued job is cleaned up, its state is COMPLETING and its code 0.
+func TestExitCodeOfARequeuedJob(t *testing.T) {
+	for _, end := range []string{"Unknown", "NONE"} {
+		c, _ := answering("JobId=7 JobName=x JobState=COMPLETING Restarts=1 ExitCode=0:0 RunTime=00:00:00 StartTime=2026-11-30T23:30:54 EndTime="+end+" Deadline=N/A\n", nil)
+		if _, _, err := c.ExitCode(context.Background(), 7); !errors.Is(err, ErrNotEnded) {
+			t.Errorf("EndTime=%s: error %v, want ErrNotEnded", end, err)
+		}
+	}
+	c, _ := answering("JobId=7 JobName=x JobState=COMPLETING ExitCode=0:0 EndTime=2026-11-30T23:20:54 Deadline=N/A\n", nil)
+	if code, _, err := c.ExitCode(context.Background(), 7); err != nil || code != 0 {
+		t.Errorf("a job that ended: %d, %v", code, err)
+	}
+}
+
 func TestSetJobComment(t *testing.T) {
 	c, lines := answering("", nil)
 	if err := c.SetJobComment(context.Background(), 7, "a\nb"); err != nil {
