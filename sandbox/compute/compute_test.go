@@ -21,6 +21,7 @@ import (
 	"google.golang.org/api/option"
 
 	"github.com/sluicehpc/sluice/sandbox/compute"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/faults"
 )
 
@@ -100,7 +101,7 @@ func newWorld(t *testing.T, change func(*compute.Config)) *world {
 	if w.server, err = compute.New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewServer(w.server)
+	web := httptest.NewServer(discoverytest.Server(t, w.server, "compute"))
 	t.Cleanup(func() {
 		web.CloseClientConnections()
 		w.server.Close()

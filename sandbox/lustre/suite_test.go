@@ -20,6 +20,7 @@ import (
 	"google.golang.org/api/option"
 
 	api "github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/faults"
 	"github.com/sluicehpc/sluice/sandbox/lustre"
 	"github.com/sluicehpc/sluice/sandbox/lustre/fusetest"
@@ -89,7 +90,7 @@ func newWorld(t *testing.T, change ...func(*lustre.Options)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.server.Close)
-	hs := httptest.NewServer(w.server)
+	hs := httptest.NewServer(discoverytest.Server(t, w.server, "lustre"))
 	t.Cleanup(hs.Close)
 	w.url = hs.URL
 	w.Client, err = api.NewClient(t.Context(), option.WithEndpoint(hs.URL), option.WithoutAuthentication())

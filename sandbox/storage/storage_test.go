@@ -9,6 +9,8 @@ import (
 	gcs "cloud.google.com/go/storage"
 	"github.com/fsouza/fake-gcs-server/fakestorage"
 	"google.golang.org/api/option"
+
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 )
 
 func newServer(t testing.TB, dir string) *Server {
@@ -24,7 +26,7 @@ func newServer(t testing.TB, dir string) *Server {
 // serve starts s on TCP and returns its URL.
 func serve(t testing.TB, s *Server) string {
 	t.Helper()
-	h := httptest.NewServer(s)
+	h := httptest.NewServer(discoverytest.Server(t, s, "storage"))
 	t.Cleanup(h.Close)
 	return h.URL
 }
