@@ -44,6 +44,19 @@ func (s *Sandbox) Down(ctx context.Context) error {
 	return err
 }
 
+// PID is the sandbox's outer process, above all of its others.
+func (s *Sandbox) PID(ctx context.Context) (int, error) {
+	out, err := s.run(ctx, nil, "status", "--name", SandboxName, "--json")
+	if err != nil {
+		return 0, err
+	}
+	var status struct{ Pid int }
+	if err := json.Unmarshal([]byte(out), &status); err != nil {
+		return 0, fmt.Errorf("sluice sandbox status: %w", err)
+	}
+	return status.Pid, nil
+}
+
 // On runs a command on a VM as root and returns its standard output.
 func (s *Sandbox) On(ctx context.Context, vm string, args ...string) (string, error) {
 	return s.As(ctx, vm, "root", nil, args...)

@@ -2,8 +2,9 @@ package hooks
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
+
+	"github.com/sluicehpc/sluice/tests/bench"
 )
 
 // memorySamples is how often memory is looked at, once a second.
@@ -32,12 +33,12 @@ func parseMemory(text string) ([]float64, error) {
 			}
 			samples = append(samples, sum)
 			sum = 0
-		case len(f) == 3 && f[0] == "Pss:" && f[2] == "kB":
-			kib, err := strconv.ParseUint(f[1], 10, 64)
+		default:
+			bytes, _, err := bench.PSS(line)
 			if err != nil {
-				return nil, fmt.Errorf("memory: %w", err)
+				return nil, err
 			}
-			sum += float64(kib) * 1024 / 1e6
+			sum += bytes / 1e6
 		}
 	}
 	return samples, nil
