@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/oauth2"
 )
 
 // maxAnswer bounds what is read from the control socket, in bytes.
@@ -118,6 +120,15 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	}
 	s.Pid = c.pid
 	return &s, nil
+}
+
+// Token returns an access token of the workstation's admin, who owns the project, for calls from outside. It lives for an hour.
+func (c *Client) Token(ctx context.Context) (*oauth2.Token, error) {
+	t := new(oauth2.Token)
+	if err := c.call(ctx, http.MethodPost, "/token", nil, t); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // Console returns what a VM has written to its console so far (the last 256 KiB), also of one that has ended lately.

@@ -30,10 +30,16 @@ type Tokens interface {
 	Register(token, email string, scopes []string, expires time.Time)
 }
 
+// Identities signs who an account is; more are claims beside the usual ones. *iam.Server does.
+type Identities interface {
+	IdentityToken(email, audience string, withEmail bool, more map[string]any) (string, error)
+}
+
 // Config says who is served what.
 type Config struct {
-	Instances Instances
-	Tokens    Tokens // or nil
+	Instances  Instances
+	Tokens     Tokens     // or nil
+	Identities Identities // or nil: no identity tokens
 	// Workstation are the addresses from which the admin's workstation asks. It gets the project,
 	// the zone and a token of WorkstationAccount.
 	Workstation        []netip.Addr
@@ -77,8 +83,9 @@ func New(cfg Config) *Server {
 }
 
 var (
-	errStranger = errors.New("this address is no VM's")
-	errNoPath   = errors.New("no such path")
+	errStranger   = errors.New("this address is no VM's")
+	errNoPath     = errors.New("no such path")
+	errNoAudience = errors.New("non-empty audience parameter required")
 )
 
 // ServeHTTP answers one request. Those with wait_for_change block until the value changes.
@@ -123,6 +130,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case errors.Is(err, errStranger):
 			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		case errors.Is(err, errNoAudience):
+			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusNotFound)
@@ -173,9 +183,14 @@ func (s *Server) answer(r *http.Request) (answer, error) {
 	}
 	slash := strings.HasSuffix(r.URL.Path, "/")
 	path := strings.Trim(rest, "/")
-	if c.account != "" && (path == "v1/instance/service-accounts/default/token" || path == "v1/instance/service-accounts/"+c.account+"/token") {
+	switch c.credential(path) {
+	case "token":
 		a.body, err = s.token(c)
 		a.contentType, a.etag = "application/json", etag(a.body)
+		return a, err
+	case "identity":
+		a.body, err = s.identity(c, r.URL.Query())
+		a.contentType, a.etag = "text/html", etag(a.body)
 		return a, err
 	}
 	var at any = names(map[string]any{"v1": c.tree})
@@ -221,10 +236,21 @@ func etag(body []byte) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
+// credential is which one of the caller's account's credentials a path is: "token", "identity" or "".
+func (c caller) credential(path string) string {
+	rest, ok := strings.CutPrefix(path, "v1/instance/service-accounts/")
+	account, name, _ := strings.Cut(rest, "/")
+	if ok && c.account != "" && (account == "default" || account == c.account) && (name == "token" || name == "identity") {
+		return name
+	}
+	return ""
+}
+
 // caller is who asks.
 type caller struct {
-	instance uint64 // 0 for the workstation
-	account  string // email, or ""
+	view     compute.View // of a VM
+	instance uint64       // 0 for the workstation
+	account  string       // email, or ""
 	scopes   []string
 	tree     dir
 	changed  <-chan struct{}
@@ -237,7 +263,7 @@ func (s *Server) caller(r *http.Request) (caller, error) {
 	}
 	address := ap.Addr().Unmap()
 	if v, ok := s.cfg.Instances.ByAddress(address); ok {
-		c := caller{instance: v.Instance.Id, changed: v.Changed}
+		c := caller{view: v, instance: v.Instance.Id, changed: v.Changed}
 		if len(v.Instance.ServiceAccounts) > 0 {
 			c.account, c.scopes = v.Instance.ServiceAccounts[0].Email, v.Instance.ServiceAccounts[0].Scopes
 		}
