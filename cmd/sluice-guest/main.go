@@ -13,7 +13,7 @@ import (
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "lustrefs" {
-		if err := lustrefs.Main(context.Background(), os.Args[2:]); err != nil {
+		if err := lustrefs.Main(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintf(os.Stderr, "lustrefs: %v\n", err)
 			os.Exit(1)
 		}

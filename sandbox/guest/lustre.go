@@ -9,17 +9,21 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehpc/sluice/lustre/probe"
 )
 
-// lustreRequest is the line that mount.lustre sends together with the open /dev/fuse.
+// lustreRequest is the line that mount.lustre sends together with the open /dev/fuse, or a shutdown without one.
 type lustreRequest struct {
 	Source   string `json:"source"` // for example "10.129.0.2@tcp:/lustre"
 	ReadOnly bool   `json:"read_only"`
+	Flush    bool   `json:"flush,omitempty"` // write out what the VM has written
 }
 
 // lustreReply is the line that answers it.
@@ -124,7 +128,7 @@ func mountFUSE(socket, source, dir string, flags uintptr) error {
 	if err := unix.Mount(source, dir, "fuse.lustre", flags, data); err != nil {
 		return err
 	}
-	if err := askLustre(socket, lustreRequest{Source: source, ReadOnly: flags&unix.MS_RDONLY != 0}, fd); err != nil {
+	if err := askLustre(socket, lustreRequest{Source: source, ReadOnly: flags&unix.MS_RDONLY != 0}, mountWait, fd); err != nil {
 		if undo := unix.Unmount(dir, unix.MNT_DETACH); undo != nil {
 			return errors.Join(err, fmt.Errorf("taking the mount away again: %w", undo))
 		}
@@ -133,20 +137,44 @@ func mountFUSE(socket, source, dir string, flags uintptr) error {
 	return nil
 }
 
-func askLustre(socket string, req lustreRequest, fuse int) error {
+// mountWait bounds one mount.
+const mountWait = 30 * time.Second
+
+// flushWait is how long a shutdown waits for its file systems to write out. One that hangs would hold it for ever.
+const flushWait = time.Second
+
+// flushLustre ends what still runs in the VM and writes out what it has written to Lustre, as a shutdown does. Without a
+// mount it does nothing.
+func flushLustre(socket string) error {
+	mounts, err := probe.Mounts()
+	if err != nil || !slices.ContainsFunc(mounts, func(m probe.Mount) bool { return m.Type == "fuse.lustre" }) {
+		return err
+	}
+	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) { // all but this process and PID 1
+		return err
+	}
+	return askLustre(socket, lustreRequest{Flush: true}, flushWait)
+}
+
+// askLustre sends a request, with descriptors, and waits for its end.
+func askLustre(socket string, req lustreRequest, wait time.Duration, fds ...int) error {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return fmt.Errorf("%w: %w", syscall.EIO, err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
 	line, err := json.Marshal(req)
 	if err != nil {
 		return err
 	}
-	if _, _, err := conn.WriteMsgUnix(append(line, '\n'), unix.UnixRights(fuse), nil); err != nil {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err := conn.WriteMsgUnix(append(line, '\n'), rights, nil); err != nil {
 		return fmt.Errorf("%w: %w", syscall.EIO, err)
 	}
 	var reply lustreReply
@@ -168,11 +196,19 @@ func errnoByName(name string) syscall.Errno {
 	return syscall.EIO
 }
 
-// ServeLustreSocket answers the mount.lustre of all VMs until ctx ends. For each mount it calls mount with the source
-// as the VM named it and the open FUSE connection, which is mount's to close, also when it returns an
-// error. An error that is (or wraps) a syscall.Errno reaches the VM as such, any other as EIO.
-// mount must return once the connection is being served; calls come at the same time.
-func ServeLustreSocket(ctx context.Context, l *net.UnixListener, mount func(ctx context.Context, source string, readOnly bool, fuse *os.File) error) error {
+// LustreServer is what stands behind the VMs' mount.lustre. peer is the process that asks, as the server's own pid
+// namespace numbers it. An error that is (or wraps) a syscall.Errno reaches the VM as such, any other as EIO. Calls come at
+// the same time.
+type LustreServer interface {
+	// Mount serves a source, as the VM named it, on an open FUSE connection, which is Mount's to close, also when it
+	// returns an error. It must return once the connection is being served.
+	Mount(ctx context.Context, peer int, source string, readOnly bool, fuse *os.File) error
+	// Flush makes safe what the peer's VM has written.
+	Flush(ctx context.Context, peer int) error
+}
+
+// ServeLustreSocket answers the mount.lustre of all VMs until ctx ends.
+func ServeLustreSocket(ctx context.Context, l *net.UnixListener, server LustreServer) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	for {
 		conn, err := l.AcceptUnix()
@@ -185,7 +221,7 @@ func ServeLustreSocket(ctx context.Context, l *net.UnixListener, mount func(ctx 
 		go func() {
 			defer conn.Close()
 			reply := lustreReply{}
-			if err := serveLustreConn(ctx, conn, mount); err != nil {
+			if err := serveLustreConn(ctx, conn, server); err != nil {
 				errno := syscall.EIO
 				errors.As(err, &errno)
 				reply.Error = unix.ErrnoName(errno)
@@ -199,8 +235,14 @@ func ServeLustreSocket(ctx context.Context, l *net.UnixListener, mount func(ctx 
 	}
 }
 
-func serveLustreConn(ctx context.Context, conn *net.UnixConn, mount func(context.Context, string, bool, *os.File) error) error {
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+func serveLustreConn(ctx context.Context, conn *net.UnixConn, server LustreServer) error {
+	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	defer cancel()
+	if err := conn.SetDeadline(time.Now().Add(mountWait)); err != nil {
+		return err
+	}
+	peer, err := peerOf(conn)
+	if err != nil {
 		return err
 	}
 	buffer, oob := make([]byte, maxLustreLine), make([]byte, unix.CmsgSpace(4))
@@ -208,24 +250,54 @@ func serveLustreConn(ctx context.Context, conn *net.UnixConn, mount func(context
 	if err != nil {
 		return err
 	}
-	fuse, err := receivedFile(oob[:oobn])
-	if err != nil {
-		return err
+	var fuse *os.File
+	if oobn > 0 {
+		if fuse, err = receivedFile(oob[:oobn]); err != nil {
+			return err
+		}
 	}
 	if flags&unix.MSG_CTRUNC != 0 { // more descriptors than one
-		fuse.Close()
-		return syscall.EINVAL
+		err = syscall.EINVAL
 	}
 	var req lustreRequest
-	line, err := bufio.NewReader(io.MultiReader(strings.NewReader(string(buffer[:n])), io.LimitReader(conn, maxLustreLine))).ReadBytes('\n')
 	if err == nil {
-		err = json.Unmarshal(line, &req)
+		var line []byte
+		line, err = bufio.NewReader(io.MultiReader(strings.NewReader(string(buffer[:n])), io.LimitReader(conn, maxLustreLine))).ReadBytes('\n')
+		if err == nil {
+			err = json.Unmarshal(line, &req)
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %w", syscall.EINVAL, err)
+		}
 	}
-	if err != nil {
+	switch {
+	case err == nil && fuse != nil && !req.Flush:
+		return server.Mount(ctx, peer, req.Source, req.ReadOnly, fuse)
+	case err == nil && fuse == nil && req.Flush:
+		return server.Flush(ctx, peer)
+	case err == nil:
+		err = syscall.EINVAL
+	}
+	if fuse != nil {
 		fuse.Close()
-		return fmt.Errorf("%w: %w", syscall.EINVAL, err)
 	}
-	return mount(ctx, req.Source, req.ReadOnly, fuse)
+	return err
+}
+
+// peerOf returns the process at the other end.
+func peerOf(conn *net.UnixConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	controlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(controlErr, err); err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
 }
 
 func receivedFile(oob []byte) (*os.File, error) {

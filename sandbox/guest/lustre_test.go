@@ -14,13 +14,32 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
+// mounter is a LustreServer for the tests.
+type mounter func(source string, readOnly bool, fuse *os.File) error
+
+func (m mounter) Mount(_ context.Context, peer int, source string, readOnly bool, fuse *os.File) error {
+	if peer != os.Getpid() {
+		fuse.Close()
+		return fmt.Errorf("the peer is %d, want %d", peer, os.Getpid())
+	}
+	return m(source, readOnly, fuse)
+}
+
+func (m mounter) Flush(_ context.Context, peer int) error {
+	if peer != os.Getpid() {
+		return fmt.Errorf("the peer is %d, want %d", peer, os.Getpid())
+	}
+	return syscall.EBUSY
+}
+
 // lustreSocket serves mount.lustre with mount.
-func lustreSocket(t *testing.T, mount func(source string, readOnly bool, fuse *os.File) error) string {
+func lustreSocket(t *testing.T, mount mounter) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -29,11 +48,7 @@ func lustreSocket(t *testing.T, mount func(source string, readOnly bool, fuse *o
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() {
-		served <- ServeLustreSocket(ctx, l, func(_ context.Context, source string, readOnly bool, fuse *os.File) error {
-			return mount(source, readOnly, fuse)
-		})
-	}()
+	go func() { served <- ServeLustreSocket(ctx, l, mount) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
@@ -70,7 +85,7 @@ func TestAskLustre(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := askLustre(socket, lustreRequest{Source: tc.source, ReadOnly: true}, int(w.Fd())); !errors.Is(err, tc.want) {
+		if err := askLustre(socket, lustreRequest{Source: tc.source, ReadOnly: true}, time.Minute, int(w.Fd())); !errors.Is(err, tc.want) {
 			t.Errorf("%s: %v, want %v", tc.source, err, tc.want)
 		}
 		w.Close()
@@ -83,7 +98,10 @@ func TestAskLustre(t *testing.T) {
 		}
 		r.Close()
 	}
-	if err := askLustre("/does/not/exist", lustreRequest{Source: "x"}, 0); !errors.Is(err, syscall.EIO) {
+	if err := askLustre(socket, lustreRequest{Flush: true}, time.Minute); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("flush: %v, want the server's EBUSY", err)
+	}
+	if err := askLustre("/does/not/exist", lustreRequest{Source: "x"}, time.Minute, 0); !errors.Is(err, syscall.EIO) {
 		t.Errorf("without a sandbox: %v, want EIO", err)
 	}
 }
@@ -105,6 +123,7 @@ func TestLustreSocketRefusesNonsense(t *testing.T) {
 		fds        []int
 	}{
 		{"no descriptor", `{"source":"x"}` + "\n", nil},
+		{"flush with a descriptor", `{"flush":true}` + "\n", []int{fd}},
 		{"three descriptors", `{"source":"x"}` + "\n", []int{fd, fd, fd}},
 		{"no JSON", "mount it\n", []int{fd}},
 		{"no end", strings.Repeat("x", 3*maxLustreLine), []int{fd}},

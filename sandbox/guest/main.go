@@ -120,6 +120,9 @@ func manager(ctx context.Context, console io.Writer) (int, error) {
 	limited, cancel := context.WithTimeout(ctx, shutdownLimit)
 	defer cancel()
 	m.Shutdown(limited)
+	if err := flushLustre(LustreSocket); err != nil {
+		m.logf("writing out Lustre: %v", err)
+	}
 	m.logf("down")
 	return 0, nil
 }

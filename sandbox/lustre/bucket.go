@@ -25,6 +25,8 @@ type Object struct {
 	Name    string
 	Size    int64 // bytes
 	Updated time.Time
+	// Metadata is what users have said of it; nil is nothing.
+	Metadata map[string]string
 }
 
 // ObjectWriter writes a new object. Abort after Commit does nothing.
@@ -40,7 +42,7 @@ func FromStorage(s *storage.Server) Bucket { return bucket{s} }
 type bucket struct{ s *storage.Server }
 
 func objectOf(o storage.ObjectInfo) Object {
-	return Object{Name: o.Name, Size: o.Size, Updated: o.Updated}
+	return Object{Name: o.Name, Size: o.Size, Updated: o.Updated, Metadata: o.Metadata}
 }
 
 func (b bucket) List(name, prefix string) ([]Object, error) {

@@ -22,6 +22,7 @@ import (
 
 	api "github.com/sluicehpc/sluice/gcp/lustre"
 	rules "github.com/sluicehpc/sluice/lustre"
+	"github.com/sluicehpc/sluice/sandbox/lustre/lustrefs"
 )
 
 // maxInstances is the default quota of a project (documentation, "Quotas").
@@ -45,7 +46,10 @@ type instance struct {
 	dir       string
 	addr      netip.Addr
 	listener  net.Listener
-	transfers int // that run
+	transfers int                          // that run
+	usage     map[string]lustrefs.Counters // of mounts that have ended, by VM
+	losses    map[string]int               // of files, by VM
+	gone      chan struct{}                // closed when it is removed
 }
 
 func (i *instance) stopListening() {
@@ -55,10 +59,13 @@ func (i *instance) stopListening() {
 	}
 }
 
-// snapshot is a copy that outlives Server.mu.
-func (i *instance) snapshot() *api.Instance {
+// snapshot is a copy, as the API shows it, that outlives Server.mu.
+func (s *Server) snapshot(i *instance) *api.Instance {
 	c := i.Instance
 	c.Labels = maps.Clone(i.Labels)
+	if c.State = s.state(i); c.State != i.State {
+		c.StateReason = effects[c.State].reason
+	}
 	return &c
 }
 
@@ -88,7 +95,7 @@ func (s *Server) getInstance(name string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inst.snapshot(), nil
+	return s.snapshot(inst), nil
 }
 
 func (s *Server) listInstances(project, zone string, q url.Values) (any, error) {
@@ -100,7 +107,7 @@ func (s *Server) listInstances(project, zone string, q url.Values) (any, error) 
 	var all []any
 	for _, name := range slices.Sorted(maps.Keys(s.instances)) {
 		if strings.HasPrefix(name, prefix) {
-			all = append(all, s.instances[name].snapshot())
+			all = append(all, s.snapshot(s.instances[name]))
 		}
 	}
 	s.mu.Unlock()
@@ -187,6 +194,39 @@ func checkMutable(inst *api.Instance) error {
 		default:
 			return invalid("default_squash_mode %q must be NO_SQUASH or ROOT_SQUASH", o.DefaultSquashMode)
 		}
+		if err := checkRules(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var ruleName = regexp.MustCompile(`^[A-Za-z0-9_]{1,16}$`)
+
+func checkRules(o *api.AccessRulesOptions) error {
+	for _, id := range []int64{o.DefaultSquashUID, o.DefaultSquashGID} {
+		if id < 0 || id > 1<<32-1 {
+			return invalid("default_squash_uid and default_squash_gid: %d is not an id", id)
+		}
+	}
+	var taken []netip.Prefix
+	for _, rule := range o.AccessRules {
+		if !ruleName.MatchString(rule.Name) {
+			return invalid("access rule name %q must be 1 to 16 letters, digits and _", rule.Name)
+		}
+		if rule.SquashMode != "NO_SQUASH" {
+			return invalid("access rule %s: squash_mode %q must be NO_SQUASH", rule.Name, rule.SquashMode)
+		}
+		for _, text := range rule.IPAddressRanges {
+			prefix, err := rangeOf(text)
+			if err != nil {
+				return invalid("access rule %s: %v", rule.Name, err)
+			}
+			if i := slices.IndexFunc(taken, prefix.Overlaps); i >= 0 {
+				return invalid("access rule %s: %s overlaps %s", rule.Name, prefix, taken[i])
+			}
+			taken = append(taken, prefix)
+		}
 	}
 	return nil
 }
@@ -238,7 +278,10 @@ func (s *Server) createInstance(r *http.Request, project, zone, parent string) (
 		if err != nil {
 			return nil, err
 		}
-		inst := &instance{Instance: *in, project: project, dir: filepath.Join(s.options.Dir, project, zone, id), addr: addr}
+		inst := &instance{
+			Instance: *in, project: project, dir: filepath.Join(s.options.Dir, project, zone, id), addr: addr,
+			usage: map[string]lustrefs.Counters{}, losses: map[string]int{}, gone: make(chan struct{}),
+		}
 		inst.Name, inst.State, inst.StateReason, inst.MountPoint = name, api.StateCreating, "", ""
 		inst.UID = newUUID()
 		inst.CreateTime = s.now()
@@ -266,24 +309,31 @@ func (s *Server) makeInstance(inst *instance) (any, error) {
 	if err := os.Chmod(inst.dir, 0o755); err != nil { // whatever the umask
 		return fail(err)
 	}
-	var listener net.Listener
 	if s.options.Listen != nil {
-		var err error
-		if listener, err = s.options.Listen(netip.AddrPortFrom(inst.addr, port)); err != nil {
+		if err := s.openAddress(inst); err != nil {
 			return fail(err)
 		}
-		s.work.Go(func() { answer(listener) })
+		defer s.work.Go(func() { s.listen(inst) })
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	inst.listener = listener
-	if s.ctx.Err() != nil {
-		inst.stopListening()
-	}
 	inst.State = api.StateActive
 	inst.MountPoint = fmt.Sprintf("%s@tcp:/%s", inst.addr, inst.Filesystem)
 	inst.UpdateTime = s.now()
-	return typed("Instance", inst.snapshot()), nil
+	return typed("Instance", s.snapshot(inst)), nil
+}
+
+// openAddress makes the instance's address answer.
+func (s *Server) openAddress(inst *instance) error {
+	listener, err := s.options.Listen(netip.AddrPortFrom(inst.addr, port))
+	if err != nil {
+		return err
+	}
+	s.work.Go(func() { answer(listener) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inst.listener = listener
+	return nil
 }
 
 // answer accepts connections and ends them: that the port is open is all that a check needs.
@@ -368,7 +418,7 @@ func (s *Server) updateInstance(r *http.Request, name string) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		changed := inst.snapshot()
+		changed := s.snapshot(inst)
 		for _, f := range fields {
 			set, ok := mutable[f]
 			if !ok {
@@ -384,8 +434,8 @@ func (s *Server) updateInstance(r *http.Request, name string) (any, error) {
 		if err := checkMutable(changed); err != nil {
 			return nil, err
 		}
-		if inst.State != api.StateActive {
-			return nil, &rpcError{codeFailedPrecondition, fmt.Sprintf("%s is %s", name, inst.State)}
+		if err := s.changeable(inst); err != nil {
+			return nil, err
 		}
 		parent, _, _ := strings.Cut(name, "/instances/")
 		return s.start(parent, name, "update", func(context.Context) (any, error) {
@@ -399,7 +449,7 @@ func (s *Server) updateInstance(r *http.Request, name string) (any, error) {
 				mutable[f](&inst.Instance, changed)
 			}
 			inst.UpdateTime = s.now()
-			return typed("Instance", inst.snapshot()), nil
+			return typed("Instance", s.snapshot(inst)), nil
 		}), nil
 	})
 }
@@ -413,8 +463,8 @@ func (s *Server) deleteInstance(r *http.Request, name string) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if inst.State == api.StateDeleting || inst.State == api.StateCreating {
-			return nil, &rpcError{codeFailedPrecondition, fmt.Sprintf("%s is %s", name, inst.State)}
+		if state := s.state(inst); state == api.StateDeleting || state == api.StateCreating {
+			return nil, &rpcError{codeFailedPrecondition, fmt.Sprintf("%s is %s", name, state)}
 		}
 		inst.State = api.StateDeleting
 		parent, _, _ := strings.Cut(name, "/instances/")
@@ -451,6 +501,7 @@ func (s *Server) removeInstance(inst *instance) (any, error) {
 		return nil, &rpcError{codeInternal, err.Error()}
 	}
 	delete(s.instances, inst.Name)
+	close(inst.gone)
 	return map[string]string{"@type": "type.googleapis.com/google.protobuf.Empty"}, nil
 }
 

@@ -3,6 +3,7 @@ package lustre_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,14 +11,20 @@ import (
 	"testing"
 
 	api "github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/sandbox/lustre"
 	"github.com/sluicehpc/sluice/sandbox/lustre/fusetest"
 )
 
 // mount does what a virtual machine and the sandbox do together.
 func (w *world) mount(source string, readOnly bool) (string, error) {
 	w.t.Helper()
+	return w.mountOn(lustre.Client{VM: "n1", Address: netip.MustParseAddr("10.128.0.2")}, source, readOnly)
+}
+
+func (w *world) mountOn(c lustre.Client, source string, readOnly bool) (string, error) {
+	w.t.Helper()
 	dir := w.t.TempDir()
-	return dir, w.server.ServeMount(w.ctx(), source, readOnly, fusetest.Open(w.t, dir, source))
+	return dir, w.server.ServeMount(w.ctx(), c, source, readOnly, fusetest.Open(w.t, dir, source))
 }
 
 func TestMount(t *testing.T) {

@@ -32,6 +32,7 @@ const (
 // transfer is an import or export that runs or has run.
 type transfer struct {
 	server *Server
+	inst   *instance
 	tree   *tree
 	bucket string
 	prefix string // "" or ending in a slash
@@ -167,14 +168,14 @@ func (s *Server) transferData(name string, body []byte, r transferRequest) (any,
 		if err != nil {
 			return nil, err
 		}
-		if inst.State != api.StateActive {
-			return nil, &rpcError{codeFailedPrecondition, fmt.Sprintf("%s is %s", name, inst.State)}
+		if err := s.changeable(inst); err != nil {
+			return nil, err
 		}
 		if inst.transfers > 0 && !s.options.Faults.On(faults.LustreTransferParallel) {
 			return nil, &rpcError{codeAborted, "unable to queue the operation"}
 		}
 		inst.transfers++
-		t := &transfer{server: s, bucket: bucket, prefix: prefix, meter: lustrefs.NewMeter(inst.dir)}
+		t := &transfer{server: s, inst: inst, bucket: bucket, prefix: prefix, meter: lustrefs.NewMeter(inst.dir)}
 		gcs, lustre := &api.GcsPath{URI: r.gcs.URI}, &api.LustrePath{Path: dir}
 		meta := api.OperationMetadata{Target: name}
 		var run func(context.Context) error
@@ -196,6 +197,9 @@ func (s *Server) transferData(name string, body []byte, r transferRequest) (any,
 				inst.transfers--
 			}()
 			var err error
+			if err := s.pass(ctx, inst); err != nil {
+				return nil, err
+			}
 			if t.tree, err = openTree(inst.dir, dir); err != nil {
 				return nil, &rpcError{codeOf(err), fmt.Sprintf("Lustre path %q: %v", dir, err)}
 			}
@@ -275,12 +279,19 @@ func (t *transfer) importOne(ctx context.Context, o Object) (wrote int64, err er
 		return 0, err
 	}
 	defer r.Close()
-	f, err := t.tree.create(strings.TrimPrefix(o.Name, t.prefix))
+	if err := t.room(ctx); err != nil {
+		return 0, err
+	}
+	owner, _ := t.server.options.Faults.Get(faults.LustreImportOwner)
+	f, err := t.tree.create(strings.TrimPrefix(o.Name, t.prefix), ownerOf(owner, o))
 	if err != nil {
 		return 0, err
 	}
 	// What a transfer leaves of a file that it could not finish is not documented: it stays here.
 	wrote, err = t.copy(ctx, f, r, t.uri(o.Name), o.Size, faults.LustreImportCorrupt, func(n int) error {
+		if err := t.room(ctx); err != nil {
+			return err
+		}
 		return t.meter.Take(t.server.options.Faults.Int(faults.LustreCapacity), int64(n))
 	})
 	if err == nil {
@@ -289,6 +300,17 @@ func (t *transfer) importOne(ctx context.Context, o Object) (wrote int64, err er
 		err = os.Chtimes(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), now, now)
 	}
 	return wrote, errors.Join(err, f.Close())
+}
+
+// room waits until the instance answers, and says whether anything may be added to it.
+func (t *transfer) room(ctx context.Context) error {
+	if err := t.server.pass(ctx, t.inst); err != nil {
+		return err
+	}
+	if t.server.options.Faults.Hits(faults.LustreENOSPC, t.inst.id(), "") {
+		return syscall.ENOSPC
+	}
+	return nil
 }
 
 // file is a regular file that is to be exported.
@@ -346,6 +368,9 @@ func (t *transfer) exportAll(ctx context.Context) error {
 }
 
 func (t *transfer) exportOne(ctx context.Context, f file) (wrote int64, err error) {
+	if err := t.server.pass(ctx, t.inst); err != nil {
+		return 0, err
+	}
 	r, info, err := t.tree.read(f.rel)
 	if err != nil {
 		return 0, err
@@ -357,7 +382,7 @@ func (t *transfer) exportOne(ctx context.Context, f file) (wrote int64, err erro
 		return 0, err
 	}
 	defer w.Abort()
-	wrote, err = t.copy(ctx, w, r, t.uri(name), info.Size(), faults.LustreExportCorrupt, func(int) error { return nil })
+	wrote, err = t.copy(ctx, w, r, t.uri(name), info.Size(), faults.LustreExportCorrupt, func(int) error { return t.server.pass(ctx, t.inst) })
 	if err != nil {
 		return wrote, err
 	}
@@ -454,6 +479,8 @@ func codeOf(err error) rpcCode {
 		return codeFailedPrecondition
 	case errors.Is(err, syscall.ENAMETOOLONG):
 		return codeInvalidArgument
+	case errors.Is(err, syscall.EIO):
+		return codeInternal
 	}
 	return codeUnknown
 }

@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/lustre/lustrefs"
 )
 
 // tree is a directory of an instance. Its paths are relative, and nothing leads out of it: the
@@ -46,17 +50,61 @@ func (t *tree) open(rel string, flags int, mode uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), rel), nil
 }
 
-// create opens a file for writing from its beginning and makes the directories above it. How the real
-// service sets owner and mode is not known: root:root, 0644 and 0755 here, and nobody may rely on it.
-func (t *tree) create(rel string) (*os.File, error) {
-	f, err := t.open(rel, unix.O_WRONLY|unix.O_CREAT|unix.O_NONBLOCK, 0o644)
-	if err == unix.ENOENT {
-		if err := t.makeDirs(path.Dir(rel)); err != nil {
+// owner is whose an imported file is, and its mode. How the real service sets them is not known: a fault chooses, and
+// nobody may rely on it.
+type owner struct {
+	uid, gid int
+	mode     uint32
+	dirMode  uint32 // of directories that are made for it
+}
+
+// ownerOf reads an imported file's owner from the object: of an entry that is not there or makes no sense, the default holds.
+func ownerOf(fault string, o Object) owner {
+	w := owner{0, 0, 0o644, 0o755}
+	switch fault {
+	case faults.OwnerRoot0600:
+		w.mode, w.dirMode = 0o600, 0o700
+	case faults.OwnerMetadata:
+		for key, set := range map[string]func(n int64){
+			"goog-reserved-posix-uid": func(n int64) { w.uid = int(n) },
+			"goog-reserved-posix-gid": func(n int64) { w.gid = int(n) },
+		} {
+			if n, err := strconv.ParseUint(o.Metadata[key], 10, 32); err == nil {
+				set(int64(n))
+			}
+		}
+		if n, err := strconv.ParseUint(o.Metadata["goog-reserved-posix-mode"], 8, 16); err == nil {
+			w.mode = uint32(n) & 0o7777
+		}
+	}
+	return w
+}
+
+// create opens a file for writing from its beginning and makes the directories above it.
+func (t *tree) create(rel string, w owner) (*os.File, error) {
+	const flags = unix.O_WRONLY | unix.O_NONBLOCK
+	f, err := t.open(rel, flags, 0)
+	isNew := err == unix.ENOENT
+	if isNew {
+		if err := t.makeDirs(path.Dir(rel), w.dirMode); err != nil {
 			return nil, err
 		}
-		f, err = t.open(rel, unix.O_WRONLY|unix.O_CREAT|unix.O_NONBLOCK, 0o644)
+		f, err = t.open(rel, flags|unix.O_CREAT, 0o600)
 	}
 	if err != nil {
+		return nil, err
+	}
+	if isNew {
+		err = t.inherit(rel, f, false)
+	}
+	if err == nil {
+		err = f.Chown(w.uid, w.gid)
+	}
+	if err == nil {
+		err = unix.Fchmod(int(f.Fd()), w.mode) // after the owner, whose change takes set-id bits away
+	}
+	if err != nil {
+		f.Close()
 		return nil, err
 	}
 	info, err := f.Stat()
@@ -73,11 +121,21 @@ func (t *tree) create(rel string) (*os.File, error) {
 	return f, nil
 }
 
-func (t *tree) makeDirs(rel string) error {
+// inherit gives a new file or directory its directory's project and layout.
+func (t *tree) inherit(rel string, made *os.File, isDir bool) error {
+	dir, err := t.open(path.Dir(rel), unix.O_DIRECTORY|unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return lustrefs.Inherit(int(dir.Fd()), int(made.Fd()), isDir)
+}
+
+func (t *tree) makeDirs(rel string, mode uint32) error {
 	if rel == "." {
 		return nil
 	}
-	err := t.makeDirs(path.Dir(rel))
+	err := t.makeDirs(path.Dir(rel), mode)
 	if err != nil {
 		return err
 	}
@@ -86,10 +144,18 @@ func (t *tree) makeDirs(rel string) error {
 		return err
 	}
 	defer dir.Close()
-	if err := unix.Mkdirat(int(dir.Fd()), path.Base(rel), 0o755); err != nil && err != unix.EEXIST {
+	if err := unix.Mkdirat(int(dir.Fd()), path.Base(rel), mode); err != nil {
+		if err == unix.EEXIST {
+			return nil
+		}
 		return err
 	}
-	return nil
+	made, err := t.open(rel, unix.O_DIRECTORY|unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer made.Close()
+	return lustrefs.Inherit(int(dir.Fd()), int(made.Fd()), true)
 }
 
 // read opens a regular file; anything else is not opened.
@@ -101,6 +167,9 @@ func (t *tree) read(rel string) (*os.File, os.FileInfo, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("it is a %s now", kind(info.Mode()))
+	}
+	if err == nil {
+		err = lustrefs.WrittenOut(f)
 	}
 	if err != nil {
 		f.Close()

@@ -70,6 +70,9 @@ type VM struct {
 // Pid returns the VM's PID 1, as the calling process's pid namespace numbers it.
 func (v *VM) Pid() int { return v.cmd.Process.Pid }
 
+// Address returns the VM's address.
+func (v *VM) Address() netip.Addr { return v.spec.Address.Addr() }
+
 // Done is closed when the VM has ended, by Stop or by itself.
 func (v *VM) Done() <-chan struct{} { return v.done }
 

@@ -2,11 +2,13 @@
 package fusetest
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,10 +22,10 @@ const (
 )
 
 // Main is the body of a TestMain: it runs the tests in a private mount namespace, and this program
-// again as the file system's server. Without root it runs the tests where it is; Mount skips then.
+// again as the file system's server. Without root it runs the tests where it is; Open fails then.
 func Main(m *testing.M) (code int) {
 	if os.Getenv(serveEnv) != "" {
-		if err := lustrefs.Main(context.Background(), os.Args[1:]); err != nil {
+		if err := lustrefs.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -57,15 +59,15 @@ func ServeCommand(t testing.TB) []string {
 }
 
 // Open makes a mount at dir whose requests come to the returned file, and takes it away at the
-// test's end. It skips the test where it cannot mount.
+// test's end.
 func Open(t testing.TB, dir, source string) *os.File {
 	t.Helper()
 	if os.Getenv(namespaceEnv) == "" {
-		t.Skip("needs root, for a mount namespace")
+		t.Fatal("needs root, for a mount namespace")
 	}
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("needs FUSE: %v", err)
+		t.Fatalf("needs FUSE: %v", err)
 	}
 	if err := syscall.Mount(source, dir, "fuse.lustre", syscall.MS_NOSUID|syscall.MS_NODEV, lustrefs.MountData(fuse.Fd())); err != nil {
 		t.Fatalf("mount: %v", err)
@@ -78,11 +80,15 @@ func Open(t testing.TB, dir, source string) *os.File {
 type Mount struct {
 	Dir    string
 	Server *os.Process
-	Stdin  *os.File // takes lustrefs.CapacityLine
-	Exited <-chan struct{}
+	Exited <-chan struct{} // closed after the last event
+
+	orders *os.File
+	mu     sync.Mutex // guards what follows
+	events []lustrefs.Event
+	more   chan struct{} // closed at the next event
 }
 
-// New mounts data at dir and takes it away at the test's end. It skips the test where it cannot mount.
+// New mounts data at dir and takes it away at the test's end.
 func New(t testing.TB, data, dir, source string, o lustrefs.Options) *Mount {
 	t.Helper()
 	fuse := Open(t, dir, source)
@@ -103,24 +109,100 @@ func New(t testing.TB, data, dir, source string, o lustrefs.Options) *Mount {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != lustrefs.ReadyLine {
-		t.Fatalf("the server says %q, %v", line, err)
-	}
 	exited := make(chan struct{})
-	go func() { cmd.Wait(); close(exited) }()
-	m := &Mount{Dir: dir, Server: cmd.Process, Stdin: w, Exited: exited}
+	m := &Mount{Dir: dir, Server: cmd.Process, Exited: exited, orders: w, more: make(chan struct{})}
+	go func() {
+		events := json.NewDecoder(stdout)
+		for {
+			var e lustrefs.Event
+			if events.Decode(&e) != nil {
+				break
+			}
+			m.mu.Lock()
+			m.events = append(m.events, e)
+			close(m.more)
+			m.more = make(chan struct{})
+			m.mu.Unlock()
+		}
+		cmd.Wait()
+		close(exited)
+	}()
 	t.Cleanup(func() {
 		m.Server.Signal(syscall.SIGCONT)
+		m.order(t, lustrefs.Order{Behave: &lustrefs.Behaviour{}})
 		syscall.Unmount(dir, syscall.MNT_DETACH)
-		w.Close()
 		select {
 		case <-exited:
 		case <-time.After(10 * time.Second): // something still has a file open
 			m.Server.Kill()
 			<-exited
 		}
+		w.Close()
 	})
+	m.Wait(t, "its beginning", func(e lustrefs.Event) bool { return e.Ready })
 	return m
+}
+
+func (m *Mount) order(t testing.TB, o lustrefs.Order) {
+	t.Helper()
+	line, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.orders.Write(append(line, '\n')) // a server that has ended obeys nothing
+}
+
+// Behave tells the server how to behave and returns when it does.
+func (m *Mount) Behave(t testing.TB, b lustrefs.Behaviour) {
+	t.Helper()
+	already := m.Events()
+	m.order(t, lustrefs.Order{Behave: &b})
+	m.wait(t, "the behaviour", len(already), func(e lustrefs.Event) bool { return e.Applied != nil && *e.Applied == b })
+}
+
+// Flush orders one, and returns when it was done.
+func (m *Mount) Flush(t testing.TB) {
+	t.Helper()
+	already := m.Events()
+	m.order(t, lustrefs.Order{Flush: true})
+	m.wait(t, "the flush", len(already), func(e lustrefs.Event) bool { return e.Flushed })
+}
+
+// Events returns what the server has told so far.
+func (m *Mount) Events() []lustrefs.Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.events)
+}
+
+// Wait waits for an event.
+func (m *Mount) Wait(t testing.TB, what string, is func(lustrefs.Event) bool) {
+	t.Helper()
+	m.wait(t, what, 0, is)
+}
+
+func (m *Mount) wait(t testing.TB, what string, from int, is func(lustrefs.Event) bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	for ended := false; ; {
+		m.mu.Lock()
+		events, more := m.events, m.more
+		m.mu.Unlock()
+		if slices.ContainsFunc(events[from:], is) {
+			return
+		}
+		if ended {
+			t.Fatalf("waited in vain for %s: the server has ended", what)
+		}
+		select {
+		case <-more:
+		case <-m.Exited:
+			ended = true
+		case <-deadline.C:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
 }
 
 // Signal sends the server a signal: SIGSTOP makes the mount hang, SIGCONT heals it.

@@ -17,18 +17,23 @@ func (f *fileSystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if n == nil {
 		return fuse.Status(syscall.ESTALE)
 	}
-	fd, err := f.reopen(n.fd, int(in.Flags)&fileFlags|unix.O_NONBLOCK)
+	var fd int
+	err := f.judged(&in.InHeader, func() (err error) {
+		fd, err = f.reopen(n.fd, int(in.Flags)&fileFlags|unix.O_NONBLOCK)
+		return err
+	})
 	if err != nil {
 		return status(err)
 	}
-	f.opened(n, fd, out)
+	f.opened(n, fd, in.Flags, out)
 	return fuse.OK
 }
 
 func (f *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	var fd int
-	err := as(&in.InHeader, func() (err error) {
-		fd, err = unix.Openat(f.fdOf(in.NodeId), name,
+	dir := f.fdOf(in.NodeId)
+	err := f.as(&in.InHeader, func() (err error) {
+		fd, err = unix.Openat(dir, name,
 			int(in.Flags)&fileFlags|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, in.Mode&07777)
 		return err
 	})
@@ -40,26 +45,29 @@ func (f *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, o
 	if err != nil {
 		return status(err)
 	}
-	path, err := f.reopen(fd, unix.O_PATH)
+	err = Inherit(dir, fd, false)
+	var path int
+	if err == nil {
+		path, err = f.reopen(fd, unix.O_PATH)
+	}
+	var n *node
+	if err == nil {
+		n, err = f.enter(path, &out.EntryOut)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return status(err)
 	}
-	n, err := f.enter(path, &out.EntryOut)
-	if err != nil {
-		unix.Close(fd)
-		return status(err)
-	}
-	f.opened(n, fd, &out.OpenOut)
+	f.opened(n, fd, in.Flags, &out.OpenOut)
 	return fuse.OK
 }
 
 // opened makes a handle of fd, which it takes over. Where the kernel can, it reads and writes the
 // file itself from then on. All handles of a file must be of one kind at a time.
-func (f *fileSystem) opened(n *node, fd int, out *fuse.OpenOut) {
+func (f *fileSystem) opened(n *node, fd int, flags uint32, out *fuse.OpenOut) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n.backing == 0 && n.plain == 0 && f.passthrough && f.capacity() == 0 {
+	if n.backing == 0 && n.plain == 0 && f.passthrough {
 		id, errno := f.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(fd)})
 		if errno == 0 {
 			n.backing = id
@@ -67,7 +75,7 @@ func (f *fileSystem) opened(n *node, fd int, out *fuse.OpenOut) {
 			f.passthrough = false
 		}
 	}
-	h := &handle{fd: fd, node: n, through: n.backing != 0}
+	h := &handle{fd: fd, node: n, flags: flags, through: n.backing != 0}
 	if h.through {
 		n.through++
 		out.BackingID = n.backing
@@ -110,6 +118,17 @@ func (f *fileSystem) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	if h == nil {
 		return nil, fuse.EBADF
 	}
+	if f.control.now().Watched {
+		if err := writtenOut(h.fd, f.ledger.owner); err != nil {
+			return nil, status(err)
+		}
+	}
+	var st syscall.Stat_t
+	if err := syscall.Fstat(h.fd, &st); err != nil {
+		return nil, status(err)
+	}
+	f.control.counters.readOps.Add(1)
+	f.control.counters.readBytes.Add(max(0, min(int64(len(buf)), st.Size-int64(in.Offset))))
 	return fuse.ReadResultFd(uintptr(h.fd), int64(in.Offset), len(buf)), fuse.OK
 }
 
@@ -118,10 +137,22 @@ func (f *fileSystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (ui
 	if h == nil {
 		return 0, fuse.EBADF
 	}
-	if err := f.meter.Take(f.capacity(), int64(len(data))); err != nil {
+	b := f.control.now()
+	if err := f.meter.Take(b.Capacity, int64(len(data))); err != nil {
 		return 0, status(err)
 	}
-	n, err := unix.Pwrite(h.fd, data, int64(in.Offset))
+	var n int
+	var err error
+	if b.LoseUnsynced {
+		n, err = f.ledger.write(h.node.key, h.fd, data, int64(in.Offset), h.flags&syscall.O_APPEND != 0)
+		if h.flags&(syscall.O_SYNC|syscall.O_DSYNC) != 0 {
+			f.ledger.synced(h.node.key)
+		}
+	} else {
+		n, err = unix.Pwrite(h.fd, data, int64(in.Offset))
+	}
+	f.control.counters.writeOps.Add(1)
+	f.control.counters.writeBytes.Add(int64(max(n, 0)))
 	return uint32(max(n, 0)), status(err)
 }
 
@@ -131,11 +162,15 @@ func (f *fileSystem) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Sta
 		return fuse.EBADF
 	}
 	if in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_COLLAPSE_RANGE) == 0 {
-		if err := f.meter.Take(f.capacity(), int64(in.Length)); err != nil {
+		if err := f.meter.Take(f.control.now().Capacity, int64(in.Length)); err != nil {
 			return status(err)
 		}
 	}
-	return status(unix.Fallocate(h.fd, in.Mode, int64(in.Offset), int64(in.Length)))
+	err := unix.Fallocate(h.fd, in.Mode, int64(in.Offset), int64(in.Length))
+	if err == nil && h.node != nil {
+		f.ledger.synced(h.node.key) // the servers do it, with what the client had before
+	}
+	return status(err)
 }
 
 func (f *fileSystem) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
@@ -153,7 +188,11 @@ func (f *fileSystem) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if h == nil {
 		return fuse.EBADF
 	}
-	return status(unix.Fsync(h.fd))
+	err := unix.Fsync(h.fd)
+	if err == nil && h.node != nil {
+		f.ledger.synced(h.node.key)
+	}
+	return status(err)
 }
 
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -171,7 +210,11 @@ func (f *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 }
 
 func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	fd, err := unix.Openat(f.fdOf(in.NodeId), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	var fd int
+	err := f.judged(&in.InHeader, func() (err error) {
+		fd, err = unix.Openat(f.fdOf(in.NodeId), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
 		return status(err)
 	}

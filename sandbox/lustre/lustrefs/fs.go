@@ -1,6 +1,7 @@
 package lustrefs
 
 import (
+	"crypto/rand"
 	"errors"
 	"runtime"
 	"strconv"
@@ -19,10 +20,12 @@ import (
 type fileSystem struct {
 	fuse.RawFileSystem // answers ENOSYS to what is not here
 
-	procFD   int // /proc/self/fd
-	meter    *Meter
-	capacity func() int64
-	server   *fuse.Server // set by Init
+	dir     string
+	procFD  int // /proc/self/fd
+	meter   *Meter
+	control *control
+	ledger  *ledger
+	server  *fuse.Server // set by Init
 
 	mu          sync.Mutex // guards everything that follows, and the fields of nodes
 	nodes       map[uint64]*node
@@ -50,14 +53,15 @@ type node struct {
 // handle is an open file or directory.
 type handle struct {
 	fd      int
-	node    *node
+	node    *node  // nil for a directory
+	flags   uint32 // of open(2)
 	through bool
 	dirMu   sync.Mutex // directories: guards the position of fd
 }
 
 const rootID = fuse.FUSE_ROOT_ID
 
-func newFS(dir string, o Options) (*fileSystem, error) {
+func newFS(dir string, o Options, c *control) (*fileSystem, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -73,17 +77,16 @@ func newFS(dir string, o Options) (*fileSystem, error) {
 	}
 	f := &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		dir:           dir,
 		procFD:        proc,
 		meter:         NewMeter(dir),
-		capacity:      o.Capacity,
+		control:       c,
+		ledger:        newLedger(rand.Text()),
 		nodes:         map[uint64]*node{rootID: {fd: fd, key: keyOf(&st), lookups: 1}},
 		byInode:       map[inode]uint64{keyOf(&st): rootID},
 		lastNode:      rootID,
 		handles:       map[uint64]*handle{},
-		passthrough:   !o.NoPassthrough,
-	}
-	if f.capacity == nil {
-		f.capacity = func() int64 { return 0 }
+		passthrough:   o.Passthrough,
 	}
 	return f, nil
 }
@@ -128,9 +131,17 @@ func status(err error) fuse.Status {
 
 // as runs create with the file system identity of the caller, so that what it makes has the right
 // owner and group from the start (a set-group-id directory included). All capabilities stay: whether
-// the caller may do it, the kernel has decided with groups that are not known here.
-func as(h *fuse.InHeader, create func() error) error {
-	if h.Uid == 0 && h.Gid == 0 {
+// the caller may do it, the kernel has decided with groups that are not known here. It has not for root that is
+// squashed: that one has the capabilities of nobody.
+func (f *fileSystem) as(h *fuse.InHeader, create func() error) error {
+	uid, gid, squashed := h.Uid, h.Gid, false
+	if b := f.control.now(); uid == 0 && b.SquashUID != 0 {
+		uid, squashed = b.SquashUID, true
+		if b.SquashGID != 0 {
+			gid = b.SquashGID
+		}
+	}
+	if uid == 0 && gid == 0 {
 		return create()
 	}
 	runtime.LockOSThread()
@@ -139,13 +150,16 @@ func as(h *fuse.InHeader, create func() error) error {
 	if err := unix.Capget(&header, &caps[0]); err != nil {
 		return err
 	}
-	unix.SetfsgidRetGid(int(h.Gid))
-	unix.SetfsuidRetUid(int(h.Uid)) // takes away the effective capabilities over files
-	err := unix.Capset(&header, &caps[0])
+	unix.SetfsgidRetGid(int(gid))
+	unix.SetfsuidRetUid(int(uid)) // takes away the effective capabilities over files
+	var err error
+	if !squashed {
+		err = unix.Capset(&header, &caps[0])
+	}
 	if err == nil {
 		err = create()
 	}
-	unix.SetfsuidRetUid(0)
+	unix.SetfsuidRetUid(0) // gives them back
 	unix.SetfsgidRetGid(0)
 	// A thread whose identity did not come back is not unlocked, and so ends with its goroutine.
 	if uid, _ := unix.SetfsuidRetUid(-1); uid == 0 {
@@ -154,6 +168,14 @@ func as(h *fuse.InHeader, create func() error) error {
 		}
 	}
 	return err
+}
+
+// judged runs do, which makes nothing. Only of a squashed root the kernel of its machine has not judged whether it may.
+func (f *fileSystem) judged(h *fuse.InHeader, do func() error) error {
+	if h.Uid == 0 && f.control.now().SquashUID != 0 {
+		return f.as(h, do)
+	}
+	return do()
 }
 
 // enter gives the kernel a reference to the file of fd, which it takes over.
@@ -182,17 +204,31 @@ func (f *fileSystem) enter(fd int, out *fuse.EntryOut) (*node, error) {
 	return n, nil
 }
 
-func (f *fileSystem) lookup(parent uint64, name string, out *fuse.EntryOut) fuse.Status {
-	fd, err := unix.Openat(f.fdOf(parent), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func (f *fileSystem) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	var fd int
+	err := f.judged(h, func() (err error) {
+		fd, err = unix.Openat(f.fdOf(h.NodeId), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err == nil {
+		_, err = f.enter(fd, out)
+	}
+	return status(err)
+}
+
+// made enters what was just made in a directory, with what it has from that.
+func (f *fileSystem) made(parent uint64, name string, isDir bool, out *fuse.EntryOut) fuse.Status {
+	dir := f.fdOf(parent)
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return status(err)
+	}
+	if err := Inherit(dir, fd, isDir); err != nil {
+		unix.Close(fd)
 		return status(err)
 	}
 	_, err = f.enter(fd, out)
 	return status(err)
-}
-
-func (f *fileSystem) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return f.lookup(h.NodeId, name, out)
 }
 
 func (f *fileSystem) Forget(id, count uint64) {
@@ -228,7 +264,17 @@ func (f *fileSystem) attr(id uint64, out *fuse.AttrOut) fuse.Status {
 }
 
 func (f *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	fd := f.fdOf(in.NodeId)
+	n := f.node(in.NodeId)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	if err := f.judged(&in.InHeader, func() error { return f.setAttr(n, in) }); err != nil {
+		return status(err)
+	}
+	return f.attr(in.NodeId, out)
+}
+
+func (f *fileSystem) setAttr(n *node, in *fuse.SetAttrIn) error {
 	uid, setUID := in.GetUID()
 	gid, setGID := in.GetGID()
 	if setUID || setGID {
@@ -239,39 +285,38 @@ func (f *fileSystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.At
 		if setGID {
 			g = int(gid)
 		}
-		if err := unix.Fchownat(fd, "", u, g, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return status(err)
+		if err := unix.Fchownat(n.fd, "", u, g, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
 		}
 	}
 	if mode, ok := in.GetMode(); ok { // after the owner, whose change takes set-id bits away
-		if err := unix.Chmod(proc(fd), mode&07777); err != nil {
-			return status(err)
+		if err := unix.Chmod(proc(n.fd), mode&07777); err != nil {
+			return err
 		}
 	}
 	if size, ok := in.GetSize(); ok {
-		if err := unix.Truncate(proc(fd), int64(size)); err != nil {
-			return status(err)
+		if err := unix.Truncate(proc(n.fd), int64(size)); err != nil {
+			return err
 		}
+		f.ledger.resized(n.key, int64(size))
 	}
 	atime, setA := in.GetATime()
 	mtime, setM := in.GetMTime()
-	if setA || setM {
-		ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
-		var err error
-		if setA {
-			ts[0], err = unix.TimeToTimespec(atime)
-		}
-		if setM && err == nil {
-			ts[1], err = unix.TimeToTimespec(mtime)
-		}
-		if err == nil {
-			err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts, 0)
-		}
-		if err != nil {
-			return status(err)
-		}
+	if !setA && !setM {
+		return nil
 	}
-	return f.attr(in.NodeId, out)
+	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+	var err error
+	if setA {
+		ts[0], err = unix.TimeToTimespec(atime)
+	}
+	if setM && err == nil {
+		ts[1], err = unix.TimeToTimespec(mtime)
+	}
+	if err == nil {
+		err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(n.fd), ts, 0)
+	}
+	return err
 }
 
 func (f *fileSystem) Mknod(_ <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -280,46 +325,78 @@ func (f *fileSystem) Mknod(_ <-chan struct{}, in *fuse.MknodIn, name string, out
 	default:
 		return fuse.EPERM // a device node would be the host's device
 	}
-	err := as(&in.InHeader, func() error { return unix.Mknodat(f.fdOf(in.NodeId), name, in.Mode, 0) })
+	err := f.as(&in.InHeader, func() error { return unix.Mknodat(f.fdOf(in.NodeId), name, in.Mode, 0) })
 	if err != nil {
 		return status(err)
 	}
-	return f.lookup(in.NodeId, name, out)
+	s := f.made(in.NodeId, name, false, out)
+	if s.Ok() && in.Mode&syscall.S_IFMT == syscall.S_IFREG {
+		s = status(setAttr(f.fdOf(out.NodeId), layoutKept, pendingLayout))
+	}
+	return s
 }
 
 func (f *fileSystem) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	err := as(&in.InHeader, func() error { return unix.Mkdirat(f.fdOf(in.NodeId), name, in.Mode) })
+	err := f.as(&in.InHeader, func() error { return unix.Mkdirat(f.fdOf(in.NodeId), name, in.Mode) })
 	if err != nil {
 		return status(err)
 	}
-	return f.lookup(in.NodeId, name, out)
+	return f.made(in.NodeId, name, true, out)
 }
 
 func (f *fileSystem) Symlink(_ <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
-	err := as(h, func() error { return unix.Symlinkat(target, f.fdOf(h.NodeId), name) })
+	err := f.as(h, func() error { return unix.Symlinkat(target, f.fdOf(h.NodeId), name) })
 	if err != nil {
 		return status(err)
 	}
-	return f.lookup(h.NodeId, name, out)
+	return f.made(h.NodeId, name, false, out)
 }
 
 func (f *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
-	if err := unix.Linkat(f.fdOf(in.Oldnodeid), "", f.fdOf(in.NodeId), name, unix.AT_EMPTY_PATH); err != nil {
-		return status(err)
+	file, dir := f.fdOf(in.Oldnodeid), f.fdOf(in.NodeId)
+	leaves, err := apart(file, dir, f.control.now().EXDEV)
+	if err == nil && leaves {
+		err = unix.EXDEV
 	}
-	return f.lookup(in.NodeId, name, out)
+	if err == nil {
+		// By its path in /proc: an empty path would need the capability that a squashed root does not have.
+		err = f.judged(&in.InHeader, func() error { return unix.Linkat(unix.AT_FDCWD, proc(file), dir, name, unix.AT_SYMLINK_FOLLOW) })
+	}
+	var fd int
+	if err == nil {
+		fd, err = unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	}
+	if err == nil {
+		_, err = f.enter(fd, out)
+	}
+	return status(err)
 }
 
 func (f *fileSystem) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return status(unix.Unlinkat(f.fdOf(h.NodeId), name, 0))
+	return status(f.judged(h, func() error { return unix.Unlinkat(f.fdOf(h.NodeId), name, 0) }))
 }
 
 func (f *fileSystem) Rmdir(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return status(unix.Unlinkat(f.fdOf(h.NodeId), name, unix.AT_REMOVEDIR))
+	return status(f.judged(h, func() error { return unix.Unlinkat(f.fdOf(h.NodeId), name, unix.AT_REMOVEDIR) }))
 }
 
 func (f *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
-	return status(unix.Renameat2(f.fdOf(in.NodeId), from, f.fdOf(in.Newdir), to, uint(in.Flags)))
+	old, dir := f.fdOf(in.NodeId), f.fdOf(in.Newdir)
+	if in.NodeId != in.Newdir {
+		file, err := unix.Openat(old, from, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return status(err)
+		}
+		leaves, err := apart(file, dir, f.control.now().EXDEV)
+		unix.Close(file)
+		if err != nil {
+			return status(err)
+		}
+		if leaves {
+			return fuse.Status(unix.EXDEV)
+		}
+	}
+	return status(f.judged(&in.InHeader, func() error { return unix.Renameat2(old, from, dir, to, uint(in.Flags)) }))
 }
 
 func (f *fileSystem) Readlink(_ <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.Status) {
@@ -337,7 +414,11 @@ func (f *fileSystem) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.Statf
 		return status(err)
 	}
 	out.FromStatfsT(&st)
-	if limit := f.capacity(); limit > 0 {
+	b := f.control.now()
+	if b.ENOSPC {
+		out.Bfree, out.Bavail = 0, 0
+	}
+	if limit := b.Capacity; limit > 0 {
 		out.Blocks = uint64(limit) / uint64(st.Bsize)
 		out.Bfree = min(out.Bfree, uint64(f.meter.Free(limit))/uint64(st.Bsize))
 		out.Bavail = min(out.Bavail, out.Bfree)
@@ -345,15 +426,24 @@ func (f *fileSystem) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.Statf
 	return fuse.OK
 }
 
-// Extended attributes: Lustre users have the user namespace; the others would be the host's.
+// Extended attributes: Lustre users have the user namespace, and its tools theirs; the others would be the host's.
 
 func userAttr(name string) bool { return strings.HasPrefix(name, "user.") }
 
 func (f *fileSystem) GetXAttr(_ <-chan struct{}, h *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
+	fd := f.fdOf(h.NodeId)
+	if value, ok, err := f.toolAttr(fd, name); ok {
+		if err == nil && len(dest) > 0 && len(value) > len(dest) {
+			err = unix.ERANGE
+		}
+		copy(dest, value)
+		return uint32(len(value)), status(err)
+	}
 	if !userAttr(name) {
 		return 0, fuse.ENODATA
 	}
-	n, err := unix.Getxattr(proc(f.fdOf(h.NodeId)), name, dest)
+	var n int
+	err := f.judged(h, func() (err error) { n, err = unix.Getxattr(proc(fd), name, dest); return err })
 	return uint32(max(n, 0)), status(err)
 }
 
@@ -379,15 +469,31 @@ func (f *fileSystem) ListXAttr(_ <-chan struct{}, h *fuse.InHeader, dest []byte)
 }
 
 func (f *fileSystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, name string, data []byte) fuse.Status {
+	fd := f.fdOf(in.NodeId)
+	root := in.Uid == 0 && f.control.now().SquashUID == 0
+	if ok, err := f.setToolAttr(fd, name, data, root); ok {
+		return status(err)
+	}
 	if !userAttr(name) {
 		return fuse.Status(syscall.EOPNOTSUPP)
 	}
-	return status(unix.Setxattr(proc(f.fdOf(in.NodeId)), name, data, int(in.Flags)))
+	return status(f.judged(&in.InHeader, func() error { return unix.Setxattr(proc(fd), name, data, int(in.Flags)) }))
 }
 
 func (f *fileSystem) RemoveXAttr(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	fd := f.fdOf(h.NodeId)
+	if name == LayoutAttr { // of a directory: a file keeps its own
+		var st syscall.Stat_t
+		if err := syscall.Fstat(fd, &st); err != nil {
+			return status(err)
+		}
+		if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
+			return fuse.EPERM
+		}
+		return status(unix.Removexattr(proc(fd), layoutKept))
+	}
 	if !userAttr(name) {
 		return fuse.Status(syscall.EOPNOTSUPP)
 	}
-	return status(unix.Removexattr(proc(f.fdOf(h.NodeId)), name))
+	return status(f.judged(h, func() error { return unix.Removexattr(proc(fd), name) }))
 }

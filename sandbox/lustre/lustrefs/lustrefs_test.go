@@ -38,10 +38,10 @@ const source = "10.129.0.2@tcp:/scratch"
 
 // both runs a test with and without passthrough.
 func both(t *testing.T, test func(t *testing.T, mnt, data string, m *fusetest.Mount)) {
-	for _, o := range []lustrefs.Options{{}, {NoPassthrough: true}} {
-		name := "passthrough"
-		if o.NoPassthrough {
-			name = "no passthrough"
+	for _, o := range []lustrefs.Options{{}, {Passthrough: true}} {
+		name := "through the server"
+		if o.Passthrough {
+			name = "passthrough"
 		}
 		t.Run(name, func(t *testing.T) {
 			data, mnt := publicDir(t), publicDir(t)
@@ -400,8 +400,8 @@ func TestMmapAndDirect(t *testing.T) {
 
 // TestTwoMounts stands for two nodes with the same file system.
 func TestTwoMounts(t *testing.T) {
-	for _, o := range []lustrefs.Options{{}, {NoPassthrough: true}} {
-		t.Run(fmt.Sprint(o.NoPassthrough), func(t *testing.T) {
+	for _, o := range []lustrefs.Options{{}, {Passthrough: true}} {
+		t.Run(fmt.Sprint(o.Passthrough), func(t *testing.T) {
 			data, one, two := publicDir(t), publicDir(t), publicDir(t)
 			fusetest.New(t, data, one, source, o)
 			fusetest.New(t, data, two, source, o)
@@ -478,17 +478,11 @@ func TestCapacity(t *testing.T) {
 	data, mnt := publicDir(t), publicDir(t)
 	m := fusetest.New(t, data, mnt, source, lustrefs.Options{})
 	const limit = 4 << 20
-	_, err := m.Stdin.WriteString(lustrefs.CapacityLine(limit))
-	check(t, err)
+	m.Behave(t, lustrefs.Behaviour{Capacity: limit})
 	var st syscall.Statfs_t
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		check(t, syscall.Statfs(mnt, &st))
-		if int64(st.Blocks)*st.Bsize == limit {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("statfs shows %d bytes, want %d", int64(st.Blocks)*st.Bsize, limit)
-		}
+	check(t, syscall.Statfs(mnt, &st))
+	if int64(st.Blocks)*st.Bsize != limit {
+		t.Errorf("statfs shows %d bytes, want %d", int64(st.Blocks)*st.Bsize, limit)
 	}
 	check(t, os.WriteFile(filepath.Join(mnt, "fits"), make([]byte, 3<<20), 0o600))
 	wantErr(t, "too much", os.WriteFile(filepath.Join(mnt, "big"), make([]byte, 2<<20), 0o600), syscall.ENOSPC)

@@ -1,14 +1,14 @@
 // Package lustrefs serves a directory over FUSE as a stand-in for a Lustre client's mount.
 //
-// One process serves one mount, so that stopping the process is a mount that hangs. The file
-// system is coherent between mounts of the same directory: the kernel keeps no names and no
-// attributes, and data goes through the page cache of the directory itself (FUSE passthrough) or
-// is thrown away when the file has changed.
+// One process serves one mount, and is told how the mount is to misbehave. The file system is coherent between mounts of
+// the same directory: the kernel keeps no names and no attributes, and data is thrown away when the file has changed or,
+// with FUSE passthrough, is that of the directory's own page cache. What a machine has not synced can be lost with it;
+// only fsync(2), fdatasync(2) and O_SYNC sync, because FUSE is not told of sync(2) and syncfs(2).
 package lustrefs
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"time"
 
@@ -33,13 +33,12 @@ const mountWait = 30 * time.Second
 // Options of a mount.
 type Options struct {
 	ReadOnly bool
-	// NoPassthrough sends every read and write through this process, so that a stopped process
-	// also stops the files that are open.
-	NoPassthrough bool
-	// Capacity, when not nil, returns how many bytes the directory may hold now; 0 is no limit.
-	Capacity func() int64
-	// Ready, when not nil, is called once requests are about to be answered.
-	Ready func()
+	// Passthrough lets the kernel read and write the files itself where it can: faster, but what is open then knows
+	// nothing of a Behaviour, is not counted, and does not stop with this process.
+	Passthrough bool
+	// VM is the PID 1 of the machine that has the mount; with that the mount ends. 0: the mount's own end says so, and
+	// nothing is ever lost.
+	VM int
 }
 
 // MountData is what mount(2) gets as data for the open /dev/fuse fd, with the type fuse.lustre.
@@ -47,31 +46,38 @@ func MountData(fd uintptr) string {
 	return fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read=%d", fd, maxWrite)
 }
 
-// Serve serves dir on an open /dev/fuse until it is unmounted or ctx ends; the mount may come
-// within half a minute after the call. It takes over fd. It is for a process of its own: it changes
-// the umask and the limit of open files, and after ctx has ended only the end of the process ends
-// the mount. It must run as root: files get the caller's owner.
-func Serve(ctx context.Context, dir string, fd *os.File, o Options) error {
+// serve serves dir on an open /dev/fuse until it is unmounted, its machine or ctx ends; the mount may come
+// within half a minute after the call. It takes over fd. It changes the umask, the groups and the limit of open files of
+// its process, and after ctx has ended only the end of the process ends the mount. It must run as root: files get the
+// caller's owner.
+func (s *session) serve(ctx context.Context, fd *os.File) error {
 	defer fd.Close()
 	syscall.Umask(0) // the kernel has applied the caller's
+	if err := syscall.Setgroups(nil); err != nil {
+		return err
+	}
 	raiseOpenFiles()
-	fsys, err := newFS(dir, o)
+	fsys, err := newFS(s.dir, s.options, s.control)
 	if err != nil {
-		return fmt.Errorf("serve %s: %w", dir, err)
+		return err
+	}
+	gone, err := machine(s.options.VM)
+	if err != nil {
+		return err
 	}
 	if err := waitMounted(ctx, int(fd.Fd())); err != nil {
-		return fmt.Errorf("serve %s: %w", dir, err)
+		return err
 	}
 	// The server closes its descriptor, so that it gets one of its own.
 	own, err := unix.FcntlInt(fd.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		return fmt.Errorf("serve %s: %w", dir, err)
+		return err
 	}
 	var raw fuse.RawFileSystem = fsys
-	if o.ReadOnly {
+	if s.options.ReadOnly {
 		raw = readOnly{fsys}
 	}
-	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", own), &fuse.MountOptions{
+	server, err := fuse.NewServer(gate{raw, s.control}, fmt.Sprintf("/dev/fd/%d", own), &fuse.MountOptions{
 		MaxWrite:           maxWrite,
 		MaxBackground:      64,
 		EnableLocks:        true,
@@ -79,20 +85,67 @@ func Serve(ctx context.Context, dir string, fd *os.File, o Options) error {
 		Name:               "lustre",
 	})
 	if err != nil {
-		return fmt.Errorf("serve %s: %w", dir, err)
+		return err
 	}
-	fd.Close()
-	if o.Ready != nil {
-		o.Ready()
-	}
-	done := make(chan struct{})
-	go func() { server.Serve(); close(done) }()
-	select {
-	case <-done:
+	s.flush = fsys.ledger.flush
+	s.say(Event{Ready: true})
+	go s.obey()
+	served := make(chan struct{})
+	go func() { server.Serve(); close(served) }()
+	tick := time.NewTicker(watchTick)
+	defer tick.Stop()
+	for counted := time.Now(); ; {
+		select {
+		case <-served:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+			if !gone() && !aborted(int(fd.Fd())) {
+				if time.Since(counted) > time.Second {
+					counted = time.Now()
+					s.tellCounters()
+				}
+				continue
+			}
+		}
+		// From here on, whatever waits ends: the end of this process aborts it.
+		close(s.control.dead)
+		if gone() {
+			for _, loss := range fsys.ledger.crash(s.dir, s.control.now().Seed) {
+				s.say(Event{Lost: &loss})
+			}
+		}
+		fsys.ledger.flush()
+		s.tellCounters()
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+}
+
+// watchTick is how soon the end of a machine is seen.
+const watchTick = 100 * time.Millisecond
+
+// machine returns a function that says whether the machine with that PID 1 is gone: a process that ends gives up its
+// namespaces before the kernel ends those that are in them, so before the mount of the machine's last process breaks.
+func machine(pid int) (gone func() bool, err error) {
+	if pid == 0 {
+		return func() bool { return false }, nil
+	}
+	link := fmt.Sprintf("/proc/%d/ns/mnt", pid)
+	namespace, err := os.Readlink(link)
+	if err != nil {
+		return nil, fmt.Errorf("the machine of PID 1 %d: %w", pid, err)
+	}
+	return func() bool {
+		now, err := os.Readlink(link)
+		return err != nil || now != namespace
+	}, nil
+}
+
+// aborted says whether the connection of a /dev/fuse was cut: by the last unmount or by force.
+func aborted(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd)}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
 // waitMounted waits until the kernel has queued its first request. Before the mount, a read fails.
@@ -139,45 +192,91 @@ func Args(dir string, o Options) []string {
 	if o.ReadOnly {
 		args = append(args, "--read-only")
 	}
-	if o.NoPassthrough {
-		args = append(args, "--no-passthrough")
+	if o.Passthrough {
+		args = append(args, "--passthrough")
+	}
+	if o.VM != 0 {
+		args = append(args, "--vm", strconv.Itoa(o.VM))
 	}
 	return args
 }
 
-// ReadyLine is what Main prints when it is about to answer requests.
-const ReadyLine = "ready\n"
+// session is one run of Main.
+type session struct {
+	dir     string
+	options Options
+	control *control
+	in      io.Reader
+	flush   func()
+	last    Counters // that were told
 
-// Main is the program around Serve: it reads Args, serves descriptor 3, prints ReadyLine, and takes
-// CapacityLine from stdin.
-func Main(ctx context.Context, args []string) error {
+	mu  sync.Mutex // guards what follows
+	out io.Writer
+}
+
+// Main is the program around a mount: it reads Args and serves descriptor 3, takes an Order a line from in, and writes
+// an Event a line to out. It is for a process of its own.
+func Main(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	flags := flag.NewFlagSet("lustre-serve", flag.ContinueOnError)
-	dir := flags.String("dir", "", "directory to serve")
-	var o Options
-	flags.BoolVar(&o.ReadOnly, "read-only", false, "refuse changes")
-	flags.BoolVar(&o.NoPassthrough, "no-passthrough", false, "let all reads and writes pass through this process")
+	s := &session{control: newControl(), in: in, out: out}
+	flags.StringVar(&s.dir, "dir", "", "directory to serve")
+	flags.BoolVar(&s.options.ReadOnly, "read-only", false, "refuse changes")
+	flags.BoolVar(&s.options.Passthrough, "passthrough", false, "let the kernel read and write files itself")
+	flags.IntVar(&s.options.VM, "vm", 0, "PID 1 of the machine that has the mount")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if *dir == "" || flags.NArg() != 0 {
-		return errors.New("usage: lustre-serve --dir DIR [--read-only] [--no-passthrough] 3<>/dev/fuse")
+	if s.dir == "" || flags.NArg() != 0 {
+		return errors.New("usage: lustre-serve --dir DIR [--read-only] [--passthrough] [--vm PID] 3<>/dev/fuse")
 	}
-	var capacity atomic.Int64
-	o.Capacity = capacity.Load
-	o.Ready = func() { fmt.Print(ReadyLine) }
-	go readCapacity(os.Stdin, &capacity)
-	return Serve(ctx, *dir, os.NewFile(3, "/dev/fuse"), o)
+	if err := s.serve(ctx, os.NewFile(3, "/dev/fuse")); err != nil {
+		return fmt.Errorf("serve %s: %w", s.dir, err)
+	}
+	return nil
 }
 
-// CapacityLine is the line that tells a running Main how many bytes the directory may hold (0: no limit).
-func CapacityLine(bytes int64) string { return fmt.Sprintf("capacity %d\n", bytes) }
+// say writes an event. Whoever does not read any more does not want it.
+func (s *session) say(e Event) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, _ = s.out.Write(append(line, '\n'))
+}
 
-func readCapacity(r io.Reader, capacity *atomic.Int64) {
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		n, err := strconv.ParseInt(strings.TrimPrefix(lines.Text(), "capacity "), 10, 64)
-		if err == nil && n >= 0 {
-			capacity.Store(n)
+// tellCounters writes the counters if they are others than the last time.
+func (s *session) tellCounters() {
+	if now := s.control.count(); now != s.last {
+		s.last = now
+		s.say(Event{Counters: &now})
+	}
+}
+
+// obey takes orders until there are no more.
+func (s *session) obey() {
+	orders := json.NewDecoder(s.in)
+	for {
+		var o Order
+		if err := orders.Decode(&o); err != nil {
+			return
+		}
+		if b := o.Behave; b != nil {
+			s.control.set(*b)
+			if !b.LoseUnsynced {
+				s.flush()
+			}
+			s.say(Event{Applied: b})
+		}
+		if o.Flush {
+			// Not in turn: a mount that hangs must hear the order that makes it answer again.
+			go func() {
+				if s.control.pass().Ok() {
+					s.flush()
+					s.say(Event{Flushed: true})
+				}
+			}()
 		}
 	}
 }
