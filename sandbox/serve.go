@@ -125,7 +125,7 @@ func serve(ready *os.File) error {
 	}
 	g.Go(func() error { return httpServe(api)(hostListener) })
 	g.Go(func() error { return httpServe(controlServer)(control) })
-	g.Go(func() error { return guest.ServeLustreSocket(ctx, lustreSocket, o.lustre.ServeMount) })
+	g.Go(func() error { return guest.ServeLustreSocket(ctx, lustreSocket, lustreMounts{o}) })
 	g.Go(func() error {
 		<-ctx.Done()
 		return errors.Join(api.Close(), meta.Close(), controlServer.Close())
