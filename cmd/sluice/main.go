@@ -17,6 +17,7 @@ import (
 	"github.com/sluicehpc/sluice/api/local"
 	"github.com/sluicehpc/sluice/internal/diag"
 	"github.com/sluicehpc/sluice/internal/version"
+	"github.com/sluicehpc/sluice/lustre/probe"
 )
 
 // Exit codes, the same for every command.
@@ -34,6 +35,9 @@ const exitCodesHelp = `Exit codes: 0 done, 1 failed, 2 bad usage or bad input, 3
 5 refused by policy, 6 the controller cannot be reached, 130 interrupted.`
 
 func main() {
+	if code, isChild := probe.Main(); isChild { // doctor's look at a mount
+		os.Exit(code)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args)
 	stop()
@@ -73,6 +77,7 @@ func newApp() *cli.App {
 			transferCommand(),
 			nodeCommand(),
 			statusCommand(),
+			doctorCommand(),
 			sandboxCommand(),
 			completionCommand(),
 			versionCommand(),
