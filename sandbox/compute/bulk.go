@@ -242,11 +242,6 @@ func (s *Server) beginBulk(r *request, b *bulk) *operation {
 	parent.api.OperationGroupId = group
 	setCounts(parent.api, location, api.BulkInsertOperationStatus{Status: "CREATING", TargetVmCount: int64(len(b.names))})
 
-	type child struct {
-		op     *operation
-		vm     *instance
-		failed *opError
-	}
 	children := make([]child, len(b.names))
 	for i, name := range b.names {
 		c := &children[i]
@@ -263,7 +258,8 @@ func (s *Server) beginBulk(r *request, b *bulk) *operation {
 		c.op = s.newOperation(user, location, "compute.instances.insert", s.link(location, "instances", name), id)
 		c.op.api.OperationGroupId = group
 	}
-	s.run(parent, func(ctx context.Context, op *operation) *opError {
+	w := func(ctx context.Context, op *operation) *opError {
+		partial := s.partial(op, len(children))
 		var (
 			mu    sync.Mutex // guards count, order
 			count = api.BulkInsertOperationStatus{Status: "CREATING", TargetVmCount: int64(len(b.names))}
@@ -273,10 +269,15 @@ func (s *Server) beginBulk(r *request, b *bulk) *operation {
 		for i := range children {
 			c := &children[i]
 			all.Add(1)
-			s.run(c.op, func(ctx context.Context, _ *operation) *opError {
+			s.run(c.op, func(ctx context.Context, op *operation) *opError {
 				defer all.Done()
-				if c.failed == nil {
-					c.failed = s.start(ctx, c.vm, true)
+				switch {
+				case c.failed != nil:
+				case i >= partial:
+					c.failed = s.exhausted(c.vm, "ZONE_RESOURCE_POOL_EXHAUSTED")
+					s.abandon(ctx, c.vm, true)
+				default:
+					c.failed = s.starting(c.vm, true)(ctx, op)
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -304,9 +305,13 @@ func (s *Server) beginBulk(r *request, b *bulk) *operation {
 		}
 		count.Status = "ROLLING_BACK"
 		s.changeOperation(op, func(o *api.Operation) { setCounts(o, location, count) })
+		leftover := s.leftover(op)
 		deleted := s.removeAll(ctx, func(yield func(*instance) bool) {
 			for _, c := range children {
-				if c.failed == nil && !yield(c.vm) {
+				if c.failed != nil {
+					continue
+				}
+				if leftover--; leftover < 0 && !yield(c.vm) {
 					return
 				}
 			}
@@ -326,8 +331,38 @@ func (s *Server) beginBulk(r *request, b *bulk) *operation {
 			}
 		})
 		return first
-	})
+	}
+	s.run(parent, s.faulty(w, func(ctx context.Context) { s.abandonAll(ctx, children) }))
 	return parent
+}
+
+// child is one VM of a bulkInsert.
+type child struct {
+	op     *operation
+	vm     *instance // or nil
+	failed *opError
+}
+
+// abandonAll ends the operations of a bulkInsert that failed as a whole.
+func (s *Server) abandonAll(ctx context.Context, children []child) {
+	s.mu.Lock()
+	for i := range children {
+		c := &children[i]
+		s.run(c.op, func(ctx context.Context, _ *operation) *opError {
+			if c.failed != nil {
+				return c.failed
+			}
+			s.abandon(ctx, c.vm, true)
+			return opCancelled(resource(c.vm.link))
+		})
+	}
+	s.mu.Unlock()
+	for i := range children {
+		select {
+		case <-children[i].op.done:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // removeAll deletes instances at the same time and returns how many went.

@@ -37,6 +37,7 @@ type machines struct {
 	misuse  []string
 	fail    func(name string) error                      // or nil
 	block   func(ctx context.Context, name string) error // or nil: called at the start of Start
+	stop    func(name string, grace time.Duration)       // or nil: called at the start of Stop
 }
 
 func (m *machines) Start(ctx context.Context, vm compute.Machine) error {
@@ -61,10 +62,22 @@ func (m *machines) Start(ctx context.Context, vm compute.Machine) error {
 	return nil
 }
 
-func (m *machines) Stop(_ context.Context, name string) error {
+func (m *machines) Stop(_ context.Context, name string, grace time.Duration) error {
+	if m.stop != nil {
+		m.stop(name, grace)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.running, name)
+	return nil
+}
+
+func (m *machines) Remove(_ context.Context, name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.running[name]; ok {
+		m.misuse = append(m.misuse, "removed while it runs: "+name)
+	}
 	return nil
 }
 
@@ -248,7 +261,7 @@ func TestLife(t *testing.T) {
 	m.Ended = nil
 	if d := cmp.Diff(compute.Machine{
 		ID: got.Id, Name: "n-1", Hostname: "n-1.us-central1-a.c.sluice-sandbox.internal", Zone: zone,
-		Address: netip.MustParseAddr("10.128.0.2"), Image: "debian-13", MachineType: "n2-standard-2", CPUs: 2, MemoryMB: 8192,
+		Address: netip.MustParseAddr("10.128.0.2"), Image: "debian-13", MachineType: "n2-standard-2", CPUs: 2, MemoryMB: 8192, NewDisk: true,
 	}, m, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Errorf("machine (-want +got):\n%s", d)
 	}
@@ -258,8 +271,8 @@ func TestLife(t *testing.T) {
 		t.Errorf("after stop: %s, %d machines", got, w.vms.count())
 	}
 	w.done(w.client.Instances.Start(project, zone, "n-1").Do())
-	if m, _ := w.vms.machine("n-1"); m.Address != netip.MustParseAddr("10.128.0.2") {
-		t.Errorf("address after start = %s, want the old one", m.Address)
+	if m, _ := w.vms.machine("n-1"); m.Address != netip.MustParseAddr("10.128.0.2") || m.NewDisk {
+		t.Errorf("after start: address %s, new disk %v, want the old ones", m.Address, m.NewDisk)
 	}
 	w.done(w.client.Instances.Delete(project, zone, "n-1").Do())
 	if _, err := w.client.Instances.Get(project, zone, "n-1").Do(); code(err) != 404 {

@@ -2,6 +2,7 @@ package compute
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -73,10 +74,12 @@ func conditionNotMet(message string) *apiError {
 
 // opError is why an operation failed: what its error field says.
 type opError struct {
-	code       string // "RESOURCE_ALREADY_EXISTS" …
+	code       string // "RESOURCE_ALREADY_EXISTS" …, or "" when only the status says it
 	message    string
-	httpStatus int64
+	httpStatus int64 // or 0 when only the code says it
 }
+
+func (e *opError) Error() string { return e.code + ": " + e.message }
 
 func (e *opError) api() *api.OperationErrorErrors {
 	return &api.OperationErrorErrors{Code: e.code, Message: e.message}
@@ -86,7 +89,11 @@ func opAlreadyExists(resource string) *opError {
 	return &opError{"RESOURCE_ALREADY_EXISTS", fmt.Sprintf("The resource '%s' already exists", resource), 409}
 }
 
+// opInternal is err as an operation says it: as it is when it is one of an operation, else as an internal error.
 func opInternal(err error) *opError {
+	if e, ok := errors.AsType[*opError](err); ok {
+		return e
+	}
 	return &opError{"INTERNAL_ERROR", "Internal error: " + err.Error(), 500}
 }
 

@@ -242,6 +242,9 @@ func (s *Server) create(zone, name string, p *plan) (*instance, *opError) {
 	if other := s.instances[name]; other != nil {
 		return nil, opAlreadyExists(resource(other.link))
 	}
+	if failed := s.overQuota(p.properties); failed != nil {
+		return nil, failed
+	}
 	address := p.requested
 	if address.IsValid() {
 		if _, used := s.addresses.used[address]; used {
@@ -323,9 +326,9 @@ func (s *Server) insertInstance(r *request) (any, *apiError) {
 		if failed != nil {
 			return s.begin(r.user(), r.scope, "compute.instances.insert", target, newID(), func(context.Context, *operation) *opError { return failed }), nil
 		}
-		return s.begin(r.user(), r.scope, "compute.instances.insert", target, vm.api.Id, func(ctx context.Context, _ *operation) *opError {
-			return s.start(ctx, vm, true)
-		}), nil
+		op := s.newOperation(r.user(), r.scope, "compute.instances.insert", target, vm.api.Id)
+		s.run(op, s.starting(vm, true))
+		return op, nil
 	})
 }
 
@@ -437,7 +440,7 @@ func (s *Server) stopInstance(r *request) (any, *apiError) {
 			if s.status(in) != "RUNNING" { // somebody else was quicker
 				return nil
 			}
-			if err := s.end(ctx, in, false); err != nil {
+			if err := s.end(ctx, in, false, stopGrace); err != nil {
 				return opInternal(err)
 			}
 			return nil
@@ -454,14 +457,16 @@ func (s *Server) startInstance(r *request) (any, *apiError) {
 		if in.deleting || in.api.Status != "RUNNING" && in.api.Status != "TERMINATED" {
 			return nil, notReady(resource(in.link))
 		}
-		var work func(context.Context, *operation) *opError
+		w := s.faulty(nil, nil)
 		if in.api.Status == "TERMINATED" {
 			if err := in.move("PROVISIONING"); err != nil {
 				return nil, &apiError{500, "backendError", err.Error()}
 			}
-			work = func(ctx context.Context, _ *operation) *opError { return s.start(ctx, in, false) }
+			w = s.starting(in, false)
 		}
-		return s.begin(r.user(), r.scope, "compute.instances.start", in.link, in.api.Id, work), nil
+		op := s.newOperation(r.user(), r.scope, "compute.instances.start", in.link, in.api.Id)
+		s.run(op, w)
+		return op, nil
 	})
 }
 

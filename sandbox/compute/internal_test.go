@@ -9,12 +9,13 @@ import (
 )
 
 func TestMoves(t *testing.T) {
-	states := []string{"", "PROVISIONING", "STAGING", "RUNNING", "STOPPING", "TERMINATED"}
+	states := []string{"", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING", "STOPPING", "TERMINATED"}
 	legal := map[[2]string]bool{
 		{"", "PROVISIONING"}: true, {"PROVISIONING", "STAGING"}: true, {"PROVISIONING", "STOPPING"}: true,
 		{"STAGING", "RUNNING"}: true, {"STAGING", "STOPPING"}: true, {"RUNNING", "STOPPING"}: true,
 		{"STOPPING", "TERMINATED"}: true, {"STOPPING", ""}: true,
 		{"TERMINATED", "PROVISIONING"}: true, {"TERMINATED", "STOPPING"}: true,
+		{"RUNNING", "REPAIRING"}: true, {"REPAIRING", "PROVISIONING"}: true, {"REPAIRING", "STOPPING"}: true,
 	}
 	for _, from := range states {
 		for _, to := range states {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	api "google.golang.org/api/compute/v1"
 
@@ -22,7 +23,9 @@ type instance struct {
 	address     netip.Addr
 	preempted   bool
 	maintenance string
-	changed     chan struct{} // closed and replaced at each change, under the server's lock
+	upcoming    *api.UpcomingMaintenance // or nil
+	event       bool                     // a fault happens to it
+	changed     chan struct{}            // closed and replaced at each change, under the server's lock
 
 	// turn holds one token: whoever took it may start or stop the machine.
 	turn chan struct{}
@@ -38,7 +41,8 @@ var moves = map[string][]string{
 	"":             {"PROVISIONING"},
 	"PROVISIONING": {"STAGING", "STOPPING"},
 	"STAGING":      {"RUNNING", "STOPPING"},
-	"RUNNING":      {"STOPPING"},
+	"RUNNING":      {"STOPPING", "REPAIRING"},
+	"REPAIRING":    {"PROVISIONING", "STOPPING"},
 	"STOPPING":     {"TERMINATED", ""},
 	"TERMINATED":   {"PROVISIONING", "STOPPING"},
 }
@@ -103,6 +107,7 @@ func (s *Server) start(ctx context.Context, in *instance, discard bool) *opError
 		return opCancelled(resource(in.link))
 	}
 	in.interrupt = interrupt
+	in.preempted = false
 	in.starts++
 	this := in.starts
 	m := s.machine(in)
@@ -121,11 +126,11 @@ func (s *Server) start(ctx context.Context, in *instance, discard bool) *opError
 	case err == nil:
 		return nil
 	}
-	failed := opInternal(err)
-	if err := s.end(context.WithoutCancel(ctx), in, discard); err != nil {
+	failed := *opInternal(err)
+	if err := s.end(context.WithoutCancel(ctx), in, discard, stopGrace); err != nil {
 		failed.message += "; " + err.Error()
 	}
-	return failed
+	return &failed
 }
 
 // bringUp does the slow part of start.
@@ -136,6 +141,9 @@ func (s *Server) bringUp(ctx context.Context, in *instance, m Machine) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+	if failed := s.stockout(in); failed != nil {
+		return failed
 	}
 	if err := s.moveTo(in, "STAGING"); err != nil {
 		return err
@@ -156,6 +164,8 @@ func (s *Server) moveTo(in *instance, status string) error {
 	switch status {
 	case "RUNNING":
 		next.LastStartTimestamp = timestamp(s.now())
+		close(s.runs)
+		s.runs = make(chan struct{})
 	case "TERMINATED":
 		next.LastStopTimestamp = timestamp(s.now())
 	}
@@ -163,20 +173,26 @@ func (s *Server) moveTo(in *instance, status string) error {
 	return nil
 }
 
+// stopGrace is how long a machine has to shut down when it is stopped or deleted. The real service gives about 90 seconds.
+const stopGrace = 6 * time.Second
+
 // end stops the machine and leaves the instance TERMINATED, or nowhere when discard is set. The
 // caller has the turn.
-func (s *Server) end(ctx context.Context, in *instance, discard bool) error {
+func (s *Server) end(ctx context.Context, in *instance, discard bool, grace time.Duration) error {
 	if in.gone {
 		return nil
 	}
 	if err := s.moveTo(in, "STOPPING"); err != nil {
 		return err
 	}
-	if err := s.cfg.VMs.Stop(ctx, in.name); err != nil {
+	if err := s.cfg.VMs.Stop(ctx, in.name, grace); err != nil {
 		return fmt.Errorf("stop machine %s: %w", in.name, err)
 	}
 	if !discard {
 		return s.moveTo(in, "TERMINATED")
+	}
+	if err := s.cfg.VMs.Remove(ctx, in.name); err != nil {
+		return fmt.Errorf("remove machine %s: %w", in.name, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +208,7 @@ func (s *Server) remove(ctx context.Context, in *instance) *opError {
 		return opInternal(err)
 	}
 	defer in.giveTurn()
-	if err := s.end(ctx, in, true); err != nil {
+	if err := s.end(ctx, in, true, stopGrace); err != nil {
 		return opInternal(err)
 	}
 	return nil
@@ -224,7 +240,7 @@ func (s *Server) machineEnded(in *instance, this int) {
 		s.mu.Unlock()
 		if !over {
 			// A machine that will not stop stays STOPPING: a delete tries again.
-			_ = s.end(s.ctx, in, false)
+			_ = s.end(s.ctx, in, false, stopGrace)
 		}
 	})
 }
@@ -242,5 +258,6 @@ func (s *Server) machine(in *instance) Machine {
 		MachineType: last(in.api.MachineType),
 		CPUs:        mt.cpus,
 		MemoryMB:    mt.memoryMB,
+		NewDisk:     in.starts == 1,
 	}
 }

@@ -16,6 +16,8 @@ import (
 // operation is a long-running change.
 type operation struct {
 	scope     string
+	method    string // as faults name it: "instances.insert"
+	label     string // for their journal
 	started   time.Time
 	requestID string
 	hash      [sha256.Size]byte
@@ -31,11 +33,13 @@ const (
 	longestWait = 2 * time.Minute
 )
 
-// begin starts an operation on the target. work does it without holding the lock; nil means that it
-// is done already. s.mu is held.
-func (s *Server) begin(user, scope, kind, target string, targetID uint64, work func(context.Context, *operation) *opError) *operation {
+// work is what an operation does, without holding the lock.
+type work func(context.Context, *operation) *opError
+
+// begin starts an operation on the target; no work means that it is done already. s.mu is held.
+func (s *Server) begin(user, scope, kind, target string, targetID uint64, w work) *operation {
 	op := s.newOperation(user, scope, kind, target, targetID)
-	s.run(op, work)
+	s.run(op, s.faulty(w, nil))
 	return op
 }
 
@@ -45,7 +49,8 @@ func (s *Server) newOperation(user, scope, kind, target string, targetID uint64)
 	s.forgetOperations(now)
 	id := newID()
 	name := fmt.Sprintf("operation-%d-%013x-%08x-%08x", now.UnixMilli(), id&(1<<52-1), uint32(id>>32), uint32(id))
-	op := &operation{scope: scope, started: now, done: make(chan struct{})}
+	method := strings.TrimPrefix(kind, "compute.")
+	op := &operation{scope: scope, method: method, label: name + " " + method + " " + last(target), started: now, done: make(chan struct{})}
 	op.api = &api.Operation{
 		Kind:          "compute#operation",
 		Id:            id,
@@ -70,16 +75,12 @@ func (s *Server) newOperation(user, scope, kind, target string, targetID uint64)
 }
 
 // run does the operation's work in a goroutine. s.mu is held.
-func (s *Server) run(op *operation, work func(context.Context, *operation) *opError) {
+func (s *Server) run(op *operation, w work) {
 	s.running.Go(func() {
 		s.changeOperation(op, func(o *api.Operation) {
 			o.Status, o.StartTime = "RUNNING", timestamp(s.now())
 		})
-		var failed *opError
-		if work != nil {
-			failed = work(s.ctx, op)
-		}
-		s.finish(op, failed)
+		s.finish(op, w(s.ctx, op))
 	})
 }
 
@@ -89,7 +90,7 @@ func (s *Server) finish(op *operation, failed *opError) {
 		if failed == nil {
 			return
 		}
-		if o.Error == nil {
+		if o.Error == nil && failed.code != "" {
 			o.Error = &api.OperationError{Errors: []*api.OperationErrorErrors{failed.api()}}
 		}
 		o.HttpErrorStatusCode, o.HttpErrorMessage = failed.httpStatus, strings.ToUpper(statusText(failed.httpStatus))
@@ -99,6 +100,8 @@ func (s *Server) finish(op *operation, failed *opError) {
 
 func statusText(code int64) string {
 	switch code {
+	case 0:
+		return ""
 	case 400:
 		return "Bad Request"
 	case 403:
@@ -107,6 +110,8 @@ func statusText(code int64) string {
 		return "Not Found"
 	case 409:
 		return "Conflict"
+	case 429:
+		return "Too Many Requests"
 	case 503:
 		return "Service Unavailable"
 	}

@@ -29,8 +29,11 @@ import (
 type VMs interface {
 	// Start returns once the machine runs. When ctx ends first it must not leave it running.
 	Start(ctx context.Context, m Machine) error
-	// Stop ends the machine and frees all it holds. It succeeds for a machine that does not run.
-	Stop(ctx context.Context, name string) error
+	// Stop presses the machine's power button, and cuts its power when it still runs after the grace, at once when that is 0, or
+	// when ctx ends. It succeeds for a machine that does not run. The disk stays.
+	Stop(ctx context.Context, name string, grace time.Duration) error
+	// Remove frees the disk of a machine that does not run.
+	Remove(ctx context.Context, name string) error
 }
 
 // Machine is what VMs needs to start an instance.
@@ -44,6 +47,7 @@ type Machine struct {
 	MachineType string // name, for example "n2-standard-2"
 	CPUs        int
 	MemoryMB    int
+	NewDisk     bool // the boot disk is made from the image; else it is as the last start left it
 	// Ended is to be called when the machine ended by itself (poweroff in the guest, or its death).
 	// It returns at once and may be called more than once; after Stop it changes nothing.
 	Ended func()
@@ -84,6 +88,7 @@ type Server struct {
 	images     map[string]*api.Image
 	templates  map[string]*api.InstanceTemplate // by scope and name
 	project    *api.Project                     // replaced, never changed
+	runs       chan struct{}                    // closed and replaced when an instance has become RUNNING
 	changed    chan struct{}                    // closed and replaced when project changes
 }
 
@@ -124,6 +129,7 @@ func New(cfg Config) (*Server, error) {
 		requests:   map[string]*operation{},
 		images:     map[string]*api.Image{},
 		templates:  map[string]*api.InstanceTemplate{},
+		runs:       make(chan struct{}),
 		changed:    make(chan struct{}),
 	}
 	for _, letter := range []string{"a", "b", "c", "f"} {
@@ -135,6 +141,9 @@ func New(cfg Config) (*Server, error) {
 	s.project = s.newProject()
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mux = s.routes()
+	if cfg.Faults != nil {
+		s.running.Go(s.watchFaults)
+	}
 	return s, nil
 }
 
@@ -430,10 +439,11 @@ type View struct {
 	Instance         *api.Instance // not to be changed
 	Project          *api.Project  // not to be changed
 	Hostname         string
-	Image            string          // projects/P/global/images/NAME
-	Preempted        bool            // see SetPreempted
-	MaintenanceEvent string          // see SetMaintenanceEvent
-	Changed          <-chan struct{} // closed when this view is out of date, or the instance gone
+	Image            string                   // projects/P/global/images/NAME
+	Preempted        bool                     // see SetPreempted
+	MaintenanceEvent string                   // see SetMaintenanceEvent
+	Upcoming         *api.UpcomingMaintenance // or nil; not to be changed
+	Changed          <-chan struct{}          // closed when this view is out of date, or the instance gone
 }
 
 // ByAddress returns the instance that has an address now.
@@ -452,6 +462,7 @@ func (s *Server) ByAddress(a netip.Addr) (View, bool) {
 		Image:            s.resource("global", "images", in.image),
 		Preempted:        in.preempted,
 		MaintenanceEvent: in.maintenance,
+		Upcoming:         in.upcoming,
 		Changed:          in.changed,
 	}
 	return v, true
