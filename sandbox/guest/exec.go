@@ -183,6 +183,10 @@ func As(ctx context.Context, user string, argv []string, withParent bool) error 
 		Argv: argv, Dir: id.user.Home, DirMay: true, UID: id.user.UID, GID: id.gid, Groups: id.groups, UMask: 0o022, withParent: withParent,
 		Env: append(id.env(), "PATH="+Path, "LANG=C.UTF-8"),
 	}
+	// As pam_env does for a login.
+	if text, err := os.ReadFile("/etc/environment"); err == nil {
+		s.Env = append(s.Env, parseEnvironmentFile(text)...)
+	}
 	if term := os.Getenv("TERM"); term != "" {
 		s.Env = append(s.Env, "TERM="+term)
 	}

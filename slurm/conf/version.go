@@ -71,3 +71,9 @@ func featuresOf(v Version) (features, error) {
 	}
 	return f, nil
 }
+
+// HasAuthSlurm tells whether this Slurm has auth/slurm; older ones need munge.
+func (v Version) HasAuthSlurm() bool {
+	f, err := featuresOf(v)
+	return err == nil && f.authSlurm
+}
