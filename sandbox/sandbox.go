@@ -55,7 +55,9 @@ type Endpoints struct {
 	IAM     string `json:"iam"` // with its credentials service, sts, the resource manager and the key set
 }
 
-func endpointsAt(url string) Endpoints { return Endpoints{Compute: url, Lustre: url, Storage: url, IAM: url} }
+func endpointsAt(url string) Endpoints {
+	return Endpoints{Compute: url, Lustre: url, Storage: url, IAM: url}
+}
 
 // VM is an instance as status shows it.
 type VM struct {
@@ -96,12 +98,13 @@ func pathsOf(name string) (paths, error) {
 	}, nil
 }
 
-func (p paths) control() string { return filepath.Join(p.state, "control.sock") }
-func (p paths) record() string  { return filepath.Join(p.state, "state.json") }
-func (p paths) log() string     { return filepath.Join(p.state, "log") }
-func (p paths) lustre() string  { return filepath.Join(p.state, "lustre.sock") }
-func (p paths) image() string   { return filepath.Join(p.data, "image") }
-func (p paths) home() string    { return filepath.Join(p.data, "home") }
-func (p paths) vms() string     { return filepath.Join(p.data, "vms") }
-func (p paths) objects() string { return filepath.Join(p.data, "storage") }
-func (p paths) files() string   { return filepath.Join(p.data, "lustre") }
+func (p paths) control() string    { return filepath.Join(p.state, "control.sock") }
+func (p paths) record() string     { return filepath.Join(p.state, "state.json") }
+func (p paths) log() string        { return filepath.Join(p.state, "log") }
+func (p paths) violations() string { return filepath.Join(p.state, "violations") }
+func (p paths) lustre() string     { return filepath.Join(p.state, "lustre.sock") }
+func (p paths) image() string      { return filepath.Join(p.data, "image") }
+func (p paths) home() string       { return filepath.Join(p.data, "home") }
+func (p paths) vms() string        { return filepath.Join(p.data, "vms") }
+func (p paths) objects() string    { return filepath.Join(p.data, "storage") }
+func (p paths) files() string      { return filepath.Join(p.data, "lustre") }

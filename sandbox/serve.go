@@ -49,6 +49,7 @@ type config struct {
 	ImageFamily string    `json:"image_family"`
 	Guest       string    `json:"guest"`
 	HostURL     string    `json:"host_url"`
+	CheckAPIs   string    `json:"check_apis,omitempty"` // see Options
 }
 
 // pathsJSON is paths in config.
@@ -108,7 +109,11 @@ func serve(ready *os.File) error {
 		}
 		return err
 	}
-	api, meta := o.server(ctx, o.apis()), o.server(ctx, o.metadata)
+	apis, err := o.checked(o.apis())
+	if err != nil {
+		return err
+	}
+	api, meta := o.server(ctx, apis), o.server(ctx, o.metadata)
 	control, lustreSocket, err := o.sockets()
 	if err != nil {
 		return err
@@ -296,6 +301,7 @@ func (o *outer) status() Status {
 func (o *outer) controlHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, o.status()) })
+	mux.HandleFunc("GET /violations", o.serveViolations)
 	mux.HandleFunc("GET /pids", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, o.machines.pids()) })
 	mux.HandleFunc("GET /vms/{name}/console", func(w http.ResponseWriter, r *http.Request) {
 		text, err := o.machines.console(r.PathValue("name"), -maxConsole)

@@ -30,6 +30,10 @@ type Options struct {
 	WriteImage func(dir string) error
 	Log        io.Writer // progress, one line at a time; nil discards it
 
+	// CheckAPIs is the directory of the Go module google.golang.org/api, to hold all traffic of the APIs against the
+	// descriptions in it (see Client.Violations), or "".
+	CheckAPIs string
+
 	// Self is the command that calls Serve; nil is this program with "sandbox _serve".
 	Self []string
 	// Guest is the guest binary; "" is sluice-guest beside this program.
@@ -114,7 +118,7 @@ func up(ctx context.Context, o Options) (_ *Status, err error) {
 	defer listener.Close()
 	cfg := config{
 		Name: o.Name, Slurm: release.Slurm, Paths: pathsJSON(p), Root: root, Guest: o.Guest, ImageFamily: o.ImageFamily,
-		HostURL: "http://" + listener.Addr().String(),
+		HostURL: "http://" + listener.Addr().String(), CheckAPIs: o.CheckAPIs,
 	}
 	if o.WriteImage != nil {
 		cfg.Image = p.image()

@@ -110,12 +110,15 @@ func sandboxUp() *cli.Command {
 		Flags: []cli.Flag{
 			nameFlag(), slurmFlag(), jsonFlag(),
 			&cli.IntFlag{Name: "owner", Usage: "end the sandbox when the process `PID` has ended"},
+			&cli.PathFlag{Name: "check-apis", Hidden: true, Usage: "hold all traffic against the descriptions in `DIR`, the Go module google.golang.org/api"},
 		},
 		Action: func(c *cli.Context) error {
 			if err := noArgs(c); err != nil {
 				return err
 			}
-			status, err := up(c.Context, c.App.ErrWriter, c.String("name"), c.String("slurm"), c.Int("owner"))
+			status, err := up(c.Context, c.App.ErrWriter, c.Int("owner"), sandbox.Options{
+				Name: c.String("name"), Slurm: c.String("slurm"), CheckAPIs: c.Path("check-apis"),
+			})
 			if err != nil {
 				return err
 			}
@@ -129,15 +132,15 @@ func sandboxUp() *cli.Command {
 
 // up starts the sandbox and builds the cluster in it; after an error nothing of it is left.
 // When owner is not 0 the sandbox ends with that process, even if that is killed.
-func up(ctx context.Context, log io.Writer, name, slurm string, owner int) (*sandbox.Status, error) {
+func up(ctx context.Context, log io.Writer, owner int, o sandbox.Options) (*sandbox.Status, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	status, err := sandbox.Up(ctx, sandbox.Options{
-		Name: name, Slurm: slurm, ImageFamily: cluster.ImageFamily, Log: log,
-		WriteImage: func(dir string) error { return cluster.WriteImage(dir, filepath.Dir(self)) },
-	})
+	name := o.Name
+	o.ImageFamily, o.Log = cluster.ImageFamily, log
+	o.WriteImage = func(dir string) error { return cluster.WriteImage(dir, filepath.Dir(self)) }
+	status, err := sandbox.Up(ctx, o)
 	if err != nil {
 		return nil, sandboxError(name, err)
 	}
@@ -330,7 +333,7 @@ func sandboxDemo() *cli.Command {
 			if c.Bool("keep") {
 				owner = 0
 			}
-			if _, err := up(ctx, c.App.ErrWriter, name, c.String("slurm"), owner); err != nil {
+			if _, err := up(ctx, c.App.ErrWriter, owner, sandbox.Options{Name: name, Slurm: c.String("slurm")}); err != nil {
 				return err
 			}
 			fmt.Fprintf(w, "sandbox %s is up after %.1f s\n", name, time.Since(began).Seconds())

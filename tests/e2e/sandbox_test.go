@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/sandbox"
+	"github.com/sluicehpc/sluice/sandbox/discovery"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 )
 
 // The one sandbox that the tests of this package share; each test uses names
@@ -48,7 +51,12 @@ func run(m *testing.M) (code int) {
 	sluiceBinary = binary
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if out, err := sluice(ctx, nil, "sandbox", "up", "--name", sandboxName, "--owner", strconv.Itoa(os.Getpid())); err != nil {
+	descriptions, err := discoverytest.ModuleDir()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "e2e: %v\n", err)
+		return 1
+	}
+	if out, err := sluice(ctx, nil, "sandbox", "up", "--name", sandboxName, "--owner", strconv.Itoa(os.Getpid()), "--check-apis", descriptions); err != nil {
 		fmt.Fprintf(os.Stderr, "e2e: sandbox up: %v\n%s\n", err, out)
 		return 1
 	}
@@ -58,7 +66,27 @@ func run(m *testing.M) (code int) {
 			code = max(code, 1)
 		}
 	}()
-	return m.Run()
+	return max(m.Run(), violations())
+}
+
+// violations fails the run when a request or a reply in it was not as Google describes its APIs.
+func violations() (code int) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var all []discovery.Violation
+	client, err := sandbox.Open(sandboxName)
+	if err == nil {
+		all, err = client.Violations(ctx)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "e2e: %v\n", err)
+		return 1
+	}
+	for _, v := range all {
+		fmt.Fprintf(os.Stderr, "e2e: not as Google describes it: %v\n", v)
+		code = 1
+	}
+	return code
 }
 
 // sluice runs the built command line on the host and returns both outputs together.
