@@ -219,6 +219,16 @@ func notFound(err error) error {
 	return err
 }
 
+// parseUID reads a uid as Slurm's commands print it: those from 2^31 up are negative there.
+func parseUID(s string) (uint32, error) {
+	if strings.HasPrefix(s, "-") {
+		n, err := strconv.ParseInt(s, 10, 32)
+		return uint32(n), err
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	return uint32(n), err
+}
+
 func parseJob(text string, fields int) (Job, error) {
 	f := strings.SplitN(text, separator, fields)
 	if len(f) < fields {
@@ -230,11 +240,11 @@ func parseJob(text string, fields int) (Job, error) {
 		}
 	}
 	id, err1 := strconv.ParseUint(f[0], 10, 32)
-	uid, err2 := strconv.ParseUint(f[3], 10, 32)
+	uid, err2 := parseUID(f[3])
 	if err := errors.Join(err1, err2); err != nil {
 		return Job{}, fmt.Errorf("squeue answered %.100q: %w", text, err)
 	}
-	j := Job{ID: uint32(id), UID: uint32(uid), Account: f[4], Partition: f[5], State: f[6]}
+	j := Job{ID: uint32(id), UID: uid, Account: f[4], Partition: f[5], State: f[6]}
 	if task, err := strconv.ParseUint(f[2], 10, 32); err == nil {
 		array, err := strconv.ParseUint(f[1], 10, 32)
 		if err != nil {

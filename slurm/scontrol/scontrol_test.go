@@ -107,7 +107,7 @@ func record(fields ...string) string { return strings.Join(fields, "\x1f") }
 
 func TestJobs(t *testing.T) {
 	out := record("5", "5", "N/A", "10001", "research", "main", "RUNNING", "n[1-2]") + "\n" +
-		record("7", "6", "3", "10002", "(null)", "main", "PENDING", "") + "\n"
+		record("7", "6", "3", "-1561750542", "(null)", "main", "PENDING", "") + "\n" // Slurm prints a uid as %d
 	c, _ := answering(out, nil)
 	got, err := c.Jobs(context.Background())
 	if err != nil {
@@ -115,7 +115,7 @@ func TestJobs(t *testing.T) {
 	}
 	want := []Job{
 		{ID: 5, UID: 10001, Account: "research", Partition: "main", State: "RUNNING", Nodes: []string{"n1", "n2"}},
-		{ID: 7, ArrayJobID: 6, ArrayTaskID: 3, UID: 10002, Partition: "main", State: "PENDING"},
+		{ID: 7, ArrayJobID: 6, ArrayTaskID: 3, UID: 2733216754, Partition: "main", State: "PENDING"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
