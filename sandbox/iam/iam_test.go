@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
@@ -57,7 +58,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	c := &clock{now: time.Now()}
 	w := &world{Server: iam.New(iam.Options{Clock: c}), t: t, clock: c}
-	s := httptest.NewServer(w.Server)
+	s := httptest.NewServer(discoverytest.Server(t, w.Server, "iam", "iamcredentials", "sts", "cloudresourcemanager"))
 	t.Cleanup(s.Close)
 	w.url = s.URL
 	return w

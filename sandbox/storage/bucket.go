@@ -346,6 +346,9 @@ func (s *Server) deleteBucket(c *call) error {
 	if err != nil {
 		return err
 	}
+	if s.iam != nil {
+		s.iam.ForgetBucket(c.bucket)
+	}
 	c.w.WriteHeader(http.StatusNoContent)
 	return nil
 }

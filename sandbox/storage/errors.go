@@ -68,9 +68,11 @@ func writeJSONError(w http.ResponseWriter, err error) {
 		return
 	}
 	type item struct {
-		Message string `json:"message"`
-		Domain  string `json:"domain"`
-		Reason  string `json:"reason"`
+		Message      string `json:"message"`
+		Domain       string `json:"domain"`
+		Reason       string `json:"reason"`
+		Location     string `json:"location,omitempty"`
+		LocationType string `json:"locationType,omitempty"`
 	}
 	var body struct {
 		Error struct {
@@ -80,7 +82,11 @@ func writeJSONError(w http.ResponseWriter, err error) {
 		} `json:"error"`
 	}
 	body.Error.Code, body.Error.Message = e.code, e.message
-	body.Error.Errors = []item{{e.message, "global", e.reason}}
+	body.Error.Errors = []item{{Message: e.message, Domain: "global", Reason: e.reason}}
+	if r, ok := errors.AsType[*refusal](err); ok && e.code == http.StatusUnauthorized {
+		body.Error.Errors[0].Location, body.Error.Errors[0].LocationType = "Authorization", "header"
+		r.cause.Challenge(w)
+	}
 	data, _ := json.Marshal(body) // strings and ints only
 	writeError(w, e.code, "application/json; charset=UTF-8", data)
 }
@@ -89,6 +95,7 @@ func writeJSONError(w http.ResponseWriter, err error) {
 var xmlCodes = map[int]string{
 	http.StatusBadRequest:                   "InvalidArgument",
 	http.StatusMethodNotAllowed:             "MethodNotAllowed",
+	http.StatusForbidden:                    "AccessDenied",
 	http.StatusNotFound:                     "NoSuchKey",
 	http.StatusNotImplemented:               "NotImplemented",
 	http.StatusPreconditionFailed:           "PreconditionFailed",
@@ -99,6 +106,14 @@ func writeXMLError(w http.ResponseWriter, err error) {
 	e := asAPIError(err)
 	if e.code == http.StatusNotModified {
 		w.WriteHeader(e.code)
+		return
+	}
+	if r, ok := errors.AsType[*refusal](err); ok {
+		if e.code == http.StatusUnauthorized {
+			r.cause.Challenge(w)
+		}
+		data, _ := xml.Marshal(r.xmlError()) // strings only
+		writeError(w, e.code, "application/xml; charset=UTF-8", append([]byte(xml.Header), data...))
 		return
 	}
 	body := struct {

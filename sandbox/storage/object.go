@@ -225,6 +225,9 @@ func (s *Server) composeObject(c *call) error {
 	if err := declared.declareJSON(body.Destination); err != nil {
 		return err
 	}
+	if err := s.authorizeWrite(c.r, c.bucket, c.object, &p); err != nil {
+		return err
+	}
 	ctx := c.r.Context()
 	w, err := s.createData()
 	if err != nil {
@@ -241,6 +244,11 @@ func (s *Server) composeObject(c *call) error {
 	for _, src := range body.SourceObjects {
 		if err := s.authorize(c.r, "storage.objects.get", c.bucket, src.Name); err != nil {
 			return err
+		}
+		if body.DeleteSourceObjects {
+			if err := s.authorize(c.r, "storage.objects.delete", c.bucket, src.Name); err != nil {
+				return err
+			}
 		}
 		f, so, err := s.openData(ctx, c.bucket, src.Name, src.Generation)
 		if err != nil {
@@ -298,11 +306,11 @@ func (s *Server) duplicate(c *call, bucket, name string, body json.RawMessage, a
 	if err := checkObjectName(name); err != nil {
 		return nil, err
 	}
-	if err := s.authorize(c.r, "storage.objects.create", bucket, name); err != nil {
-		return nil, err
-	}
 	p, err := preconditions(c.q, "")
 	if err != nil {
+		return nil, err
+	}
+	if err := s.authorizeWrite(c.r, bucket, name, &p); err != nil {
 		return nil, err
 	}
 	source, err := preconditions(c.q, "Source")

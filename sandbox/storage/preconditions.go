@@ -13,6 +13,8 @@ type Preconditions struct {
 	GenerationNotMatch     *int64 `json:",omitempty"`
 	MetagenerationMatch    *int64 `json:",omitempty"`
 	MetagenerationNotMatch *int64 `json:",omitempty"`
+	// occupied refuses an object of the name, if there is one: the caller may not delete it. nil is no matter.
+	occupied error
 }
 
 // check judges the preconditions on the object that a call found; zeros stand for none.
@@ -32,7 +34,10 @@ func (p Preconditions) checkObject(o *object) error {
 	if o == nil {
 		return p.check(0, 0)
 	}
-	return p.check(o.generation, o.metageneration)
+	if err := p.check(o.generation, o.metageneration); err != nil {
+		return err
+	}
+	return p.occupied
 }
 
 // checkRead is checkObject for a read, where a NotMatch that matches means "not modified".

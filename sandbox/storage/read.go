@@ -31,7 +31,7 @@ func (s *Server) serveXML(c *call, path string) error {
 	if err != nil {
 		return err
 	}
-	return s.serveData(c, p)
+	return s.hide(c, s.serveData(c, p))
 }
 
 // serveData sends the object's data, or a range of it. Headers that describe the object are the same in both APIs.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
 // projectNumber is the number of the one project that a sandbox has.
@@ -41,6 +42,8 @@ type Options struct {
 	Now func() time.Time
 	// Faults are the faults to act on, or nil for none.
 	Faults *faults.Set
+	// IAM decides on every request; with nil, everybody may do everything.
+	IAM *iam.Server
 }
 
 // Server is a Cloud Storage server. Its methods may be called concurrently.
@@ -52,6 +55,7 @@ type Server struct {
 	project string
 	now     func() time.Time
 	faults  *faults.Set
+	iam     *iam.Server // or nil
 	lock    *os.File
 	db      *sql.DB // any number of readers
 	writer  *sql.DB // one connection: SQLite has one writer
@@ -68,7 +72,7 @@ func New(o Options) (*Server, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Server{dir: o.Dir, project: o.Project, now: o.Now, faults: o.Faults, sessions: map[string]*upload{}}
+	s := &Server{dir: o.Dir, project: o.Project, now: o.Now, faults: o.Faults, iam: o.IAM, sessions: map[string]*upload{}}
 	if err := os.MkdirAll(filepath.Join(o.Dir, "data"), 0o700); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
@@ -109,7 +113,7 @@ type call struct {
 	r *http.Request
 	q url.Values
 	// bucket and object are what the path names; bucket2 and object2 the destination of a copy or move.
-	bucket, object, bucket2, object2 string
+	project, bucket, object, bucket2, object2 string
 	// media says that the path began with /download, so the answer is the data.
 	media bool
 }
@@ -118,34 +122,42 @@ type call struct {
 type route struct {
 	method, path, permission string
 	handle                   func(*Server, *call) error
+	// late says that only the handler knows the object, and asks for the permission itself; admit only sees to it that somebody calls.
+	late bool
 }
 
+// everyAccount is the permission of a route that needs none.
+const everyAccount = "(every account)"
+
 var jsonRoutes = []route{
-	{"GET", "projects/{bucket}/serviceAccount", "resourcemanager.projects.get", (*Server).getServiceAccount},
+	{"GET", "projects/{project}/serviceAccount", "resourcemanager.projects.get", (*Server).getServiceAccount, false},
 
-	{"POST", "b", "storage.buckets.create", (*Server).insertBucket},
-	{"GET", "b", "storage.buckets.list", (*Server).listBuckets},
-	{"GET", "b/{bucket}", "storage.buckets.get", (*Server).getBucket},
-	{"PATCH", "b/{bucket}", "storage.buckets.update", (*Server).patchBucket},
-	{"PUT", "b/{bucket}", "storage.buckets.update", (*Server).patchBucket},
-	{"DELETE", "b/{bucket}", "storage.buckets.delete", (*Server).deleteBucket},
+	{"POST", "b", "storage.buckets.create", (*Server).insertBucket, false},
+	{"GET", "b", "storage.buckets.list", (*Server).listBuckets, false},
+	{"GET", "b/{bucket}", "storage.buckets.get", (*Server).getBucket, false},
+	{"PATCH", "b/{bucket}", "storage.buckets.update", (*Server).patchBucket, false},
+	{"PUT", "b/{bucket}", "storage.buckets.update", (*Server).patchBucket, false},
+	{"DELETE", "b/{bucket}", "storage.buckets.delete", (*Server).deleteBucket, false},
+	{"GET", "b/{bucket}/iam", "storage.buckets.getIamPolicy", (*Server).getPolicy, false},
+	{"PUT", "b/{bucket}/iam", "storage.buckets.setIamPolicy", (*Server).setPolicy, false},
+	{"GET", "b/{bucket}/iam/testPermissions", everyAccount, (*Server).testPermissions, false},
 
-	{"GET", "b/{bucket}/o", "storage.objects.list", (*Server).listObjects},
-	{"GET", "b/{bucket}/o/{object}", "storage.objects.get", (*Server).getObject},
-	{"HEAD", "b/{bucket}/o/{object}", "storage.objects.get", (*Server).getObject},
-	{"PATCH", "b/{bucket}/o/{object}", "storage.objects.update", (*Server).patchObject},
-	{"PUT", "b/{bucket}/o/{object}", "storage.objects.update", (*Server).patchObject},
-	{"DELETE", "b/{bucket}/o/{object}", "storage.objects.delete", (*Server).deleteObject},
-	{"POST", "b/{bucket}/o/{object}/compose", "storage.objects.create", (*Server).composeObject},
-	{"POST", "b/{bucket}/o/{object}/rewriteTo/b/{bucket2}/o/{object2}", "storage.objects.get", (*Server).rewriteObject},
-	{"POST", "b/{bucket}/o/{object}/copyTo/b/{bucket2}/o/{object2}", "storage.objects.get", (*Server).copyObject},
-	{"POST", "b/{bucket}/o/{object}/moveTo/o/{object2}", "storage.objects.move", (*Server).moveObject},
+	{"GET", "b/{bucket}/o", "storage.objects.list", (*Server).listObjects, false},
+	{"GET", "b/{bucket}/o/{object}", "storage.objects.get", (*Server).getObject, false},
+	{"HEAD", "b/{bucket}/o/{object}", "storage.objects.get", (*Server).getObject, false},
+	{"PATCH", "b/{bucket}/o/{object}", "storage.objects.update", (*Server).patchObject, false},
+	{"PUT", "b/{bucket}/o/{object}", "storage.objects.update", (*Server).patchObject, false},
+	{"DELETE", "b/{bucket}/o/{object}", "storage.objects.delete", (*Server).deleteObject, false},
+	{"POST", "b/{bucket}/o/{object}/compose", "storage.objects.create", (*Server).composeObject, false},
+	{"POST", "b/{bucket}/o/{object}/rewriteTo/b/{bucket2}/o/{object2}", "storage.objects.get", (*Server).rewriteObject, false},
+	{"POST", "b/{bucket}/o/{object}/copyTo/b/{bucket2}/o/{object2}", "storage.objects.get", (*Server).copyObject, false},
+	{"POST", "b/{bucket}/o/{object}/moveTo/o/{object2}", "storage.objects.move", (*Server).moveObject, false},
 }
 
 var uploadRoutes = []route{
-	{"POST", "b/{bucket}/o", "storage.objects.create", (*Server).insertObject},
-	{"PUT", "b/{bucket}/o", "storage.objects.create", (*Server).insertObject},
-	{"DELETE", "b/{bucket}/o", "storage.objects.create", (*Server).cancelUpload},
+	{"POST", "b/{bucket}/o", "storage.objects.create", (*Server).insertObject, true},
+	{"PUT", "b/{bucket}/o", "storage.objects.create", (*Server).insertObject, true},
+	{"DELETE", "b/{bucket}/o", "storage.objects.create", (*Server).cancelUpload, true},
 }
 
 // prefixes are the roots of the JSON API. A path below none of them is an XML read.
@@ -197,10 +209,10 @@ func (s *Server) serveJSON(c *call, routes []route, path string) error {
 		if rt.method != c.r.Method {
 			continue
 		}
-		if err := s.authorize(c.r, rt.permission, c.bucket, c.object); err != nil {
+		if err := s.admit(c, rt); err != nil {
 			return err
 		}
-		return rt.handle(s, c)
+		return s.hide(c, rt.handle(s, c))
 	}
 	if known {
 		return &apiError{http.StatusMethodNotAllowed, "methodNotAllowed", c.r.Method + " is not allowed on this resource."}
@@ -215,6 +227,8 @@ func (c *call) match(pattern, segments []string) bool {
 	}
 	for i, p := range pattern {
 		switch p {
+		case "{project}":
+			c.project = segments[i]
 		case "{bucket}":
 			c.bucket = segments[i]
 		case "{object}":
@@ -230,15 +244,6 @@ func (c *call) match(pattern, segments []string) bool {
 		}
 	}
 	return true
-}
-
-// authorize is the one place where a request is allowed or refused: permission on object (or on bucket, where object is
-// empty, or on the project, where both are). So far every caller may do everything but on buckets that are denied to all.
-func (s *Server) authorize(r *http.Request, permission, bucket, object string) error {
-	if denied, on := s.faults.Get(faults.StorageDeny); on && bucket == denied {
-		return &apiError{http.StatusForbidden, "forbidden", "The caller does not have " + permission + " access to the Google Cloud Storage bucket " + bucket + "."}
-	}
-	return nil
 }
 
 // body decodes the request's JSON body, which may be empty, into v.
@@ -278,7 +283,7 @@ func (c *call) base() string {
 }
 
 func (s *Server) getServiceAccount(c *call) error {
-	if c.bucket != s.project {
+	if c.project != s.project {
 		return notFound("The requested project was not found.")
 	}
 	return c.reply(map[string]string{

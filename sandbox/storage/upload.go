@@ -120,6 +120,9 @@ func (s *Server) insertMultipart(c *call) error {
 // receive stores an upload that comes in one request.
 func (s *Server) receive(c *call, n *newObject, data io.Reader) error {
 	ctx := c.r.Context()
+	if err := s.authorizeWrite(c.r, n.Bucket, n.Name, &n.Preconditions); err != nil {
+		return err
+	}
 	if err := s.checkTarget(ctx, n); err != nil {
 		return err
 	}
@@ -225,6 +228,9 @@ func (s *Server) startUpload(c *call) error {
 		return err
 	}
 	ctx := c.r.Context()
+	if err := s.authorizeWrite(c.r, n.Bucket, n.Name, &n.Preconditions); err != nil {
+		return err
+	}
 	if err := s.checkTarget(ctx, n); err != nil {
 		return err
 	}
@@ -347,6 +353,9 @@ func (s *Server) cancelUpload(c *call) error {
 		return err
 	}
 	defer u.mu.Unlock()
+	if err := s.authorize(c.r, "storage.objects.create", u.object.Bucket, u.object.Name); err != nil {
+		return err
+	}
 	if u.generation != 0 {
 		return errNoUpload
 	}
@@ -377,6 +386,10 @@ func (s *Server) continueUpload(c *call, id string) error {
 		return err
 	}
 	defer u.mu.Unlock()
+	// In the service whoever knows the upload's URL may go on with it; here it takes what it took to begin.
+	if err := s.authorizeWrite(c.r, u.object.Bucket, u.object.Name, &u.object.Preconditions); err != nil {
+		return err
+	}
 	if u.generation != 0 {
 		return s.replyFinished(c, u)
 	}
