@@ -5,11 +5,51 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/iam"
 )
+
+// journal writes what faults do into the sandbox's log.
+func journal(log *slog.Logger) func(faults.Entry) {
+	return func(e faults.Entry) {
+		log.Info("fault", "key", e.Fault, "value", e.Value, "request", e.Request, "what", e.What)
+	}
+}
+
+// serviceOf names the service that a path of the APIs belongs to. There is no mux: names of objects may look like anything, "//" and
+// ".." included.
+func serviceOf(path string) string {
+	switch {
+	case strings.HasPrefix(path, "/compute/v1/"):
+		return "compute"
+	case iam.Handles(path):
+		return "iam"
+	case strings.HasPrefix(path, "/v1/projects/"):
+		return "lustre"
+	}
+	return "storage"
+}
+
+// fronted puts the front before the APIs.
+func (o *outer) fronted(apis http.Handler) http.Handler {
+	handlers := map[string]http.Handler{}
+	for _, service := range faults.Services() {
+		handlers[service] = o.front.Handler(service, apis)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handlers[serviceOf(r.URL.EscapedPath())].ServeHTTP(w, r)
+	})
+}
+
+// takeEffect returns once a change of the faults holds in the network and on the mounts.
+func (o *outer) takeEffect(ctx context.Context) error {
+	return errors.Join(o.cuts.apply(), o.settle(ctx))
+}
 
 // faultRoutes adds what Client's methods below ask.
 func (o *outer) faultRoutes(mux *http.ServeMux) {
@@ -23,16 +63,29 @@ func (o *outer) faultRoutes(mux *http.ServeMux) {
 	}
 	mux.HandleFunc("GET /faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, o.faults.List()) })
 	mux.HandleFunc("GET /faultlog", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, o.faults.Log()) })
-	mux.HandleFunc("DELETE /faults", func(http.ResponseWriter, *http.Request) { o.faults.ClearAll() })
+	mux.HandleFunc("DELETE /faults", func(w http.ResponseWriter, r *http.Request) {
+		o.faults.ClearAll()
+		answer(w, o.takeEffect(r.Context()))
+	})
 	mux.HandleFunc("PUT /faults/{key}", func(w http.ResponseWriter, r *http.Request) {
 		var value string
 		if err := json.NewDecoder(io.LimitReader(r.Body, 1<<16)).Decode(&value); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		answer(w, o.faults.Set(r.PathValue("key"), value))
+		err := o.faults.Set(r.PathValue("key"), value)
+		if err == nil {
+			err = o.takeEffect(r.Context())
+		}
+		answer(w, err)
 	})
-	mux.HandleFunc("DELETE /faults/{key}", func(w http.ResponseWriter, r *http.Request) { answer(w, o.faults.Clear(r.PathValue("key"))) })
+	mux.HandleFunc("DELETE /faults/{key}", func(w http.ResponseWriter, r *http.Request) {
+		err := o.faults.Clear(r.PathValue("key"))
+		if err == nil {
+			err = o.takeEffect(r.Context())
+		}
+		answer(w, err)
+	})
 }
 
 // Faults returns the faults that are set, and the seed.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sluicehpc/sluice/sandbox/compute"
 	"github.com/sluicehpc/sluice/sandbox/vm"
@@ -24,6 +25,7 @@ type machines struct {
 	cfg  config
 	p    paths
 	log  *slog.Logger
+	cuts *cuts // told before a VM takes its address
 
 	mu      sync.Mutex        // guards what follows
 	running map[string]*vm.VM // by name
@@ -36,14 +38,19 @@ func newMachines(host *vm.Host, p paths, cfg config, log *slog.Logger) *machines
 // dir is the VM's own directory. Compute Engine's rules keep names plain.
 func (m *machines) dir(name string) string { return filepath.Join(m.p.vms(), name) }
 
-// Start boots the instance's VM on a fresh disk.
+// Start boots the instance's VM.
 func (m *machines) Start(ctx context.Context, c compute.Machine) error {
 	layers, err := m.cfg.layers(c.Image)
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(m.dir(c.Name)); err != nil {
-		return fmt.Errorf("removing an earlier disk of %s: %w", c.Name, err)
+	if c.NewDisk {
+		if err := os.RemoveAll(m.dir(c.Name)); err != nil {
+			return fmt.Errorf("removing an earlier disk of %s: %w", c.Name, err)
+		}
+	}
+	if err := m.cuts.apply(); err != nil {
+		return err
 	}
 	network := netip.MustParsePrefix(networkPrefix)
 	hostname, _, _ := strings.Cut(c.Hostname, ".")
@@ -74,18 +81,23 @@ func (m *machines) Start(ctx context.Context, c compute.Machine) error {
 	return nil
 }
 
-// Stop ends the VM and removes its disk; the console stays until the name's next start.
-func (m *machines) Stop(ctx context.Context, name string) error {
+// Stop ends the VM; its disk stays.
+func (m *machines) Stop(ctx context.Context, name string, grace time.Duration) error {
 	m.mu.Lock()
 	v := m.running[name]
 	delete(m.running, name)
 	m.mu.Unlock()
 	if v != nil {
-		if err := v.Stop(ctx); err != nil {
+		if err := v.StopWithin(ctx, grace); err != nil {
 			return err
 		}
-		m.log.Info("VM stopped", "name", name)
+		m.log.Info("VM stopped", "name", name, "grace", grace)
 	}
+	return nil
+}
+
+// Remove removes the VM's disk; the console stays until the name is given again.
+func (m *machines) Remove(_ context.Context, name string) error {
 	var errs []error
 	for _, part := range []string{"upper", "work", "root"} {
 		errs = append(errs, os.RemoveAll(filepath.Join(m.dir(name), part)))

@@ -17,12 +17,16 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/oauth2"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/sandbox/compute"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/front"
 	"github.com/sluicehpc/sluice/sandbox/guest"
+	"github.com/sluicehpc/sluice/sandbox/iam"
 	"github.com/sluicehpc/sluice/sandbox/lustre"
 	"github.com/sluicehpc/sluice/sandbox/metadata"
 	"github.com/sluicehpc/sluice/sandbox/storage"
@@ -109,11 +113,11 @@ func serve(ready *os.File) error {
 		}
 		return err
 	}
-	apis, err := o.checked(o.apis())
+	apis, err := o.checked(o.fronted(o.apis()))
 	if err != nil {
 		return err
 	}
-	api, meta := o.server(ctx, apis), o.server(ctx, o.metadata)
+	api, meta := o.server(ctx, apis), o.server(ctx, o.front.Handler("metadata", o.metadata))
 	control, lustreSocket, err := o.sockets()
 	if err != nil {
 		return err
@@ -128,6 +132,7 @@ func serve(ready *os.File) error {
 	if err != nil {
 		return err
 	}
+	g.Go(func() error { return o.cuts.watch(ctx) })
 	g.Go(func() error { return httpServe(api)(hostListener) })
 	g.Go(func() error { return httpServe(controlServer)(control) })
 	g.Go(func() error { return guest.ServeLustreSocket(ctx, lustreSocket, lustreMounts{o}) })
@@ -181,7 +186,9 @@ type outer struct {
 	cfg      config
 	log      *slog.Logger
 	faults   *faults.Set
-	tokens   *tokens
+	front    *front.Front
+	cuts     *cuts
+	iam      *iam.Server
 	machines *machines
 	storage  *storage.Server
 	compute  *compute.Server
@@ -191,15 +198,18 @@ type outer struct {
 
 func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
 	p := paths(cfg.Paths)
-	o := &outer{cfg: cfg, log: log, faults: &faults.Set{}, tokens: newTokens()}
+	o := &outer{cfg: cfg, log: log, faults: &faults.Set{Journal: journal(log)}}
+	cloudClock := o.faults.Clock(clock.System)
+	o.front = &front.Front{Faults: o.faults, Clock: cloudClock, Log: log}
+	o.iam = iam.New(iam.Options{Project: Project, Clock: cloudClock})
 	host := &vm.Host{Bridge: bridge, Guest: cfg.Guest, Domain: zoneDomain, DNS: netip.MustParseAddr(metadataAddress)}
 	o.machines = newMachines(host, p, cfg, log)
-	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project, Faults: o.faults}); err != nil {
+	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project, Now: cloudClock.Now, Faults: o.faults}); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
 	o.compute, err = compute.New(compute.Config{
-		Project: Project, Zone: Zone, Subnet: netip.MustParsePrefix(networkPrefix), VMs: o.machines, Faults: o.faults,
-		Caller: o.tokens.caller, Console: o.machines.console,
+		Project: Project, Zone: Zone, Subnet: netip.MustParsePrefix(networkPrefix), VMs: o.machines, Faults: o.faults, Clock: cloudClock,
+		Caller: o.iam.Caller, Console: o.machines.console,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.storage.Close())
@@ -209,11 +219,13 @@ func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
 			return nil, errors.Join(err, o.storage.Close())
 		}
 	}
+	o.cuts = &cuts{faults: o.faults, addresses: o.compute.Addresses, log: log}
+	o.machines.cuts = o.cuts
 	o.metadata = metadata.New(metadata.Config{
-		Instances: o.compute, Tokens: o.tokens, Workstation: []netip.Addr{netip.MustParseAddr(gatewayAddress)},
+		Clock: cloudClock, Instances: o.compute, Tokens: o.iam, Identities: o.iam, Workstation: []netip.Addr{netip.MustParseAddr(gatewayAddress)},
 	})
 	o.lustre, err = lustre.New(lustre.Options{
-		Dir: p.files(), Bucket: lustre.FromStorage(o.storage), Faults: o.faults, Addresses: netip.MustParsePrefix(lustrePrefix),
+		Dir: p.files(), Bucket: lustre.FromStorage(o.storage), Faults: o.faults, Now: cloudClock.Now, Addresses: netip.MustParsePrefix(lustrePrefix),
 		Listen: listenOwnAddress, ServeCommand: []string{cfg.Guest, "lustrefs"}, Log: log,
 	})
 	if err != nil {
@@ -239,13 +251,13 @@ func (o *outer) close() {
 // apis routes by path. There is no mux: names of objects may look like anything, "//" and ".." included.
 func (o *outer) apis() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch path := r.URL.EscapedPath(); {
-		case strings.HasPrefix(path, "/compute/v1/"):
+		switch serviceOf(r.URL.EscapedPath()) {
+		case "compute":
 			o.compute.ServeHTTP(w, r)
-		case strings.HasPrefix(path, "/v1/projects/"):
+		case "iam":
+			o.iam.ServeHTTP(w, r)
+		case "lustre":
 			o.lustre.ServeHTTP(w, r)
-		case path == "/token" && r.Method == http.MethodPost:
-			o.tokens.ServeHTTP(w, r)
 		default:
 			o.storage.ServeHTTP(w, r)
 		}
@@ -253,11 +265,10 @@ func (o *outer) apis() http.Handler {
 }
 
 func (o *outer) server(ctx context.Context, h http.Handler) *http.Server {
-	return &http.Server{
-		Handler: h, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 5 * time.Minute,
-		BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog:    slog.NewLogLogger(o.log.Handler(), slog.LevelWarn),
-	}
+	s := o.front.Server(h)
+	s.BaseContext = func(net.Listener) context.Context { return ctx }
+	s.ErrorLog = slog.NewLogLogger(o.log.Handler(), slog.LevelWarn)
+	return s
 }
 
 // httpServe serves until the server is closed.
@@ -310,6 +321,14 @@ func (o *outer) controlHandler() http.Handler {
 			return
 		}
 		writeJSON(w, string(text))
+	})
+	mux.HandleFunc("POST /token", func(w http.ResponseWriter, _ *http.Request) {
+		token, expires, err := o.iam.Mint(o.iam.Admin(), nil, time.Hour)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		writeJSON(w, oauth2.Token{AccessToken: token, TokenType: "Bearer", Expiry: expires})
 	})
 	o.faultRoutes(mux)
 	return mux

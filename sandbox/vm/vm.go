@@ -305,8 +305,14 @@ func (v *VM) removeLink() {
 
 // Stop asks PID 1 to stop the services and ends the VM; after a grace, or when ctx ends, by force. It returns when
 // no process, mount or link of it is left. Stopping a VM that has ended is no error.
-func (v *VM) Stop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+func (v *VM) Stop(ctx context.Context) error { return v.StopWithin(ctx, stopGrace) }
+
+// StopWithin is Stop with another grace; 0 pulls the plug.
+func (v *VM) StopWithin(ctx context.Context, grace time.Duration) error {
+	if grace == 0 {
+		return v.kill()
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	// A PID 1 that does not handle TERM yet does not see it either, so it is sent again.
 	again := time.NewTicker(200 * time.Millisecond)
