@@ -287,7 +287,8 @@ func (s *Server) createInstance(r *http.Request, project, zone, parent string) (
 		inst.CreateTime = s.now()
 		inst.UpdateTime = inst.CreateTime
 		s.instances[name] = inst
-		return s.start(parent, name, "create", func(context.Context) (any, error) { return s.makeInstance(inst) }), nil
+		return s.start(parent, name, "create", func(context.Context) (any, error) { return s.makeInstance(inst) },
+			func() { delete(s.instances, name) }), nil
 	})
 }
 
@@ -450,7 +451,7 @@ func (s *Server) updateInstance(r *http.Request, name string) (any, error) {
 			}
 			inst.UpdateTime = s.now()
 			return typed("Instance", s.snapshot(inst)), nil
-		}), nil
+		}, func() {}), nil
 	})
 }
 
@@ -468,7 +469,8 @@ func (s *Server) deleteInstance(r *http.Request, name string) (any, error) {
 		}
 		inst.State = api.StateDeleting
 		parent, _, _ := strings.Cut(name, "/instances/")
-		return s.start(parent, name, "delete", func(context.Context) (any, error) { return s.removeInstance(inst) }), nil
+		return s.start(parent, name, "delete", func(context.Context) (any, error) { return s.removeInstance(inst) },
+			func() { inst.State = api.StateActive }), nil
 	})
 }
 

@@ -60,12 +60,13 @@ func typed(name string, message any) any {
 	return fields
 }
 
-// start runs work as an operation on target and returns at once. Server.mu is held; work runs without it.
-func (s *Server) start(parent, target, verb string, work func(context.Context) (any, error)) *operation {
-	return s.startWith(parent, api.OperationMetadata{Type: api.TypeOperation, Target: target, Verb: verb}, nil, work)
+// start runs work as an operation on target and returns at once. Server.mu is held; work runs without it. When a fault makes the
+// operation fail, abandon is called in place of work, with Server.mu held.
+func (s *Server) start(parent, target, verb string, work func(context.Context) (any, error), abandon func()) *operation {
+	return s.startWith(parent, api.OperationMetadata{Type: api.TypeOperation, Target: target, Verb: verb}, nil, work, abandon)
 }
 
-func (s *Server) startWith(parent string, meta api.OperationMetadata, t *transfer, work func(context.Context) (any, error)) *operation {
+func (s *Server) startWith(parent string, meta api.OperationMetadata, t *transfer, work func(context.Context) (any, error), abandon func()) *operation {
 	meta.CreateTime = s.now()
 	meta.APIVersion = "v1"
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -78,7 +79,7 @@ func (s *Server) startWith(parent string, meta api.OperationMetadata, t *transfe
 	}
 	s.operations[op.name] = op
 	s.work.Go(func() {
-		response, err := work(ctx)
+		response, err := s.faulty(ctx, methodOf(meta), op.name+" on "+meta.Target, work, abandon)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		op.done = true

@@ -23,6 +23,7 @@ import (
 
 	api "github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
 // Options of the service.
@@ -33,6 +34,8 @@ type Options struct {
 	Bucket Bucket
 	// Faults may be nil.
 	Faults *faults.Set
+	// IAM decides on every request and on every access to the bucket; with nil, everybody may do everything.
+	IAM *iam.Server
 	// Zones have the service; nil means those of us-central1.
 	Zones []string
 	// Addresses are given to instances, from the second one on; the zero value is 10.129.0.0/24.
@@ -125,6 +128,39 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
+// call is a request and what its path names.
+type call struct {
+	*http.Request
+	project, zone string
+	parent        string // projects/P/locations/Z
+	name          string // parent/KIND/ID
+}
+
+// method is one of the API; permission is what it needs on the named resource, or on its parent.
+type method struct {
+	permission string
+	handle     func(*Server, *call) (any, error)
+}
+
+// methods by HTTP method, number of the path's parts, kind of resource and verb.
+var methods = map[string]method{
+	"GET 3": {"lustre.locations.list", func(s *Server, c *call) (any, error) { return s.listLocations(c.project), nil }},
+	"GET 4": {"lustre.locations.get", func(s *Server, c *call) (any, error) { return location(c.project, c.zone), nil }},
+
+	"GET 5 instances":             {"lustre.instances.list", func(s *Server, c *call) (any, error) { return s.listInstances(c.project, c.zone, c.URL.Query()) }},
+	"POST 5 instances":            {"lustre.instances.create", func(s *Server, c *call) (any, error) { return s.createInstance(c.Request, c.project, c.zone, c.parent) }},
+	"GET 6 instances":             {"lustre.instances.get", func(s *Server, c *call) (any, error) { return s.getInstance(c.name) }},
+	"PATCH 6 instances":           {"lustre.instances.update", func(s *Server, c *call) (any, error) { return s.updateInstance(c.Request, c.name) }},
+	"DELETE 6 instances":          {"lustre.instances.delete", func(s *Server, c *call) (any, error) { return s.deleteInstance(c.Request, c.name) }},
+	"POST 6 instances:importData": {"lustre.instances.importData", func(s *Server, c *call) (any, error) { return s.importData(c.Request, c.name) }},
+	"POST 6 instances:exportData": {"lustre.instances.exportData", func(s *Server, c *call) (any, error) { return s.exportData(c.Request, c.name) }},
+
+	"GET 5 operations":         {"lustre.operations.list", func(s *Server, c *call) (any, error) { return s.listOperations(c.parent, c.URL.Query()) }},
+	"GET 6 operations":         {"lustre.operations.get", func(s *Server, c *call) (any, error) { return s.getOperation(c.name) }},
+	"POST 6 operations:cancel": {"lustre.operations.cancel", func(s *Server, c *call) (any, error) { return s.cancelOperation(c.name) }},
+	"DELETE 6 operations":      {"lustre.operations.delete", func(s *Server, c *call) (any, error) { return s.deleteOperation(c.name) }},
+}
+
 // route finds the method of a request. Paths are /v1/projects/P/locations[/Z[/KIND[/ID[:VERB]]]].
 func (s *Server) route(r *http.Request) (any, error) {
 	path, ok := strings.CutPrefix(r.URL.Path, "/v1/")
@@ -138,59 +174,40 @@ func (s *Server) route(r *http.Request) (any, error) {
 			return nil, unknown
 		}
 	}
-	project := part[1]
-	if !projectID.MatchString(project) {
-		return nil, invalid("project %q is not a project's id", project)
+	c := &call{Request: r, project: part[1], name: path}
+	key := fmt.Sprintf("%s %d", r.Method, len(part))
+	resource := "projects/" + c.project
+	if len(part) > 3 {
+		c.zone = part[3]
+		c.parent = resource + "/locations/" + c.zone
+		resource = c.parent
 	}
-	if len(part) == 3 && r.Method == "GET" {
-		return s.listLocations(project), nil
-	}
-	if len(part) == 3 {
-		return nil, unknown
-	}
-	zone := part[3]
-	if err := s.checkZone(zone, len(part) == 5 && r.Method == "GET"); err != nil {
-		return nil, err
-	}
-	parent := "projects/" + project + "/locations/" + zone
-	kind := ""
 	if len(part) > 4 {
-		kind = part[4]
+		key += " " + part[4]
 	}
-	name, verb := path, ""
 	if len(part) == 6 {
 		if i := strings.LastIndexByte(part[5], ':'); i >= 0 {
-			verb = part[5][i:]
-			name = strings.TrimSuffix(path, verb)
+			key += part[5][i:]
+			c.name = strings.TrimSuffix(path, part[5][i:])
+		}
+		resource = c.name
+	}
+	m, ok := methods[key]
+	if !ok {
+		return nil, unknown
+	}
+	if !projectID.MatchString(c.project) {
+		return nil, invalid("project %q is not a project's id", c.project)
+	}
+	if err := s.authorize(r, m.permission, resource); err != nil {
+		return nil, err
+	}
+	if c.zone != "" {
+		if err := s.checkZone(c.zone, len(part) == 5 && r.Method == "GET"); err != nil {
+			return nil, err
 		}
 	}
-	switch fmt.Sprintf("%s %d %s%s", r.Method, len(part), kind, verb) {
-	case "GET 4 ":
-		return location(project, zone), nil
-	case "GET 5 instances":
-		return s.listInstances(project, zone, r.URL.Query())
-	case "POST 5 instances":
-		return s.createInstance(r, project, zone, parent)
-	case "GET 6 instances":
-		return s.getInstance(name)
-	case "PATCH 6 instances":
-		return s.updateInstance(r, name)
-	case "DELETE 6 instances":
-		return s.deleteInstance(r, name)
-	case "POST 6 instances:importData":
-		return s.importData(r, name)
-	case "POST 6 instances:exportData":
-		return s.exportData(r, name)
-	case "GET 5 operations":
-		return s.listOperations(parent, r.URL.Query())
-	case "GET 6 operations":
-		return s.getOperation(name)
-	case "POST 6 operations:cancel":
-		return s.cancelOperation(name)
-	case "DELETE 6 operations":
-		return s.deleteOperation(name)
-	}
-	return nil, unknown
+	return m.handle(s, c)
 }
 
 func (s *Server) checkZone(zone string, allowAll bool) error {
@@ -294,6 +311,10 @@ func rpcOf(err error) *rpcError {
 }
 
 func writeError(w http.ResponseWriter, err error) {
+	if e, ok := errors.AsType[*iam.Error](err); ok {
+		e.Write(w)
+		return
+	}
 	e := rpcOf(err)
 	c := rpcCodes[e.code]
 	writeJSON(w, c.http, map[string]any{"error": map[string]any{"code": c.http, "message": e.message, "status": c.name}})

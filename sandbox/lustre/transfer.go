@@ -34,10 +34,12 @@ type transfer struct {
 	server *Server
 	inst   *instance
 	tree   *tree
-	bucket string
-	prefix string // "" or ending in a slash
-	meter  *lustrefs.Meter
-	pace   pace
+	// objects is the bucket's data as the transfer's account sees it.
+	objects Bucket
+	bucket  string
+	prefix  string // "" or ending in a slash
+	meter   *lustrefs.Meter
+	pace    pace
 
 	mu       sync.Mutex // guards what follows
 	paths    api.TransferMetadata
@@ -100,7 +102,7 @@ func (s *Server) importData(r *http.Request, name string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.transferData(name, body, transferRequest{"import", in.Name, in.GcsPath, in.LustrePath, in.RequestID, in.ServiceAccount})
+	return s.transferData(name, body, transferRequest{r, "import", in.Name, in.GcsPath, in.LustrePath, in.RequestID, in.ServiceAccount})
 }
 
 func (s *Server) exportData(r *http.Request, name string) (any, error) {
@@ -109,11 +111,12 @@ func (s *Server) exportData(r *http.Request, name string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.transferData(name, body, transferRequest{"export", in.Name, in.GcsPath, in.LustrePath, in.RequestID, in.ServiceAccount})
+	return s.transferData(name, body, transferRequest{r, "export", in.Name, in.GcsPath, in.LustrePath, in.RequestID, in.ServiceAccount})
 }
 
 // transferRequest is an ImportDataRequest or ExportDataRequest.
 type transferRequest struct {
+	from           *http.Request
 	verb           string // import, export
 	name           string
 	gcs            *api.GcsPath
@@ -145,15 +148,20 @@ func (r transferRequest) check(name string) (bucket, prefix, dir string, err err
 	if !strings.HasPrefix(dir, "/") || strings.ContainsRune(dir, 0) || path.Clean(dir) != strings.TrimSuffix(dir, "/") && dir != "/" {
 		return "", "", "", invalid("lustre_path.path %q must be an absolute path without . and ..", dir)
 	}
-	if a := r.serviceAccount; a != "" {
-		if m := serviceAccount.FindStringSubmatch(a); m != nil {
-			a = m[2]
-		}
+	if a := r.account(); a != "" {
 		if p, err := mail.ParseAddress(a); err != nil || p.Address != a {
 			return "", "", "", invalid("service_account %q must be an e-mail address or projects/PROJECT/serviceAccounts/ADDRESS", r.serviceAccount)
 		}
 	}
 	return bucket, prefix, dir, nil
+}
+
+// account is the email of the service account given, or "".
+func (r transferRequest) account() string {
+	if m := serviceAccount.FindStringSubmatch(r.serviceAccount); m != nil {
+		return m[2]
+	}
+	return r.serviceAccount
 }
 
 func (s *Server) transferData(name string, body []byte, r transferRequest) (any, error) {
@@ -165,6 +173,10 @@ func (s *Server) transferData(name string, body []byte, r transferRequest) (any,
 			return nil, err
 		}
 		bucket, prefix, dir, err := r.check(name)
+		if err != nil {
+			return nil, err
+		}
+		account, err := s.dataAccount(r.from, r.account())
 		if err != nil {
 			return nil, err
 		}
@@ -200,17 +212,24 @@ func (s *Server) transferData(name string, body []byte, r transferRequest) (any,
 			if err := s.pass(ctx, inst); err != nil {
 				return nil, err
 			}
+			if t.objects, err = s.bucketAs(account); err != nil {
+				return nil, err
+			}
 			if t.tree, err = openTree(inst.dir, dir); err != nil {
 				return nil, &rpcError{codeOf(err), fmt.Sprintf("Lustre path %q: %v", dir, err)}
 			}
 			defer t.tree.close()
+			t.setFailing(name)
 			if err := run(ctx); err != nil {
 				return nil, err
 			}
 			return typed(response, struct{}{}), ctx.Err()
-		}), nil
+		}, func() { inst.transfers-- }), nil
 	})
 }
+
+// nothing begins no object's name that anybody would give.
+const nothing = "\U0010FFFF"
 
 // crew runs copy for each job that find sends, on a few workers. It returns find's error.
 func crew[J any](ctx context.Context, find func(send func(J) error) error, copy func(J)) error {
@@ -239,7 +258,7 @@ func crew[J any](ctx context.Context, find func(send func(J) error) error, copy 
 }
 
 func (t *transfer) importAll(ctx context.Context) error {
-	objects, err := t.server.options.Bucket.List(t.bucket, t.prefix)
+	objects, err := t.objects.List(t.bucket, t.prefix)
 	if err != nil {
 		return &rpcError{codeOf(err), fmt.Sprintf("list gs://%s/%s: %v", t.bucket, t.prefix, err)}
 	}
@@ -274,7 +293,10 @@ func (t *transfer) importAll(ctx context.Context) error {
 }
 
 func (t *transfer) importOne(ctx context.Context, o Object) (wrote int64, err error) {
-	r, err := t.server.options.Bucket.Open(t.bucket, o.Name)
+	if err := t.failsNow(); err != nil {
+		return 0, err
+	}
+	r, err := t.objects.Open(t.bucket, o.Name)
 	if err != nil {
 		return 0, err
 	}
@@ -320,9 +342,8 @@ type file struct {
 }
 
 func (t *transfer) exportAll(ctx context.Context) error {
-	b := t.server.options.Bucket
 	// A bucket that does not exist, or may not be read, ends the operation before the first file.
-	if _, err := b.List(t.bucket, t.prefix+"\U0010FFFF"); err != nil {
+	if _, err := t.objects.List(t.bucket, t.prefix+nothing); err != nil {
 		return &rpcError{codeOf(err), fmt.Sprintf("gs://%s: %v", t.bucket, err)}
 	}
 	return crew(ctx, func(send func(file) error) error {
@@ -351,7 +372,7 @@ func (t *transfer) exportAll(ctx context.Context) error {
 				t.fail(t.uri(name), info.Size(), 0, &rpcError{codeInvalidArgument, "an object's name is at most 1024 bytes of UTF-8 without line ends"})
 				return ctx.Err()
 			}
-			if o, err := b.Stat(t.bucket, name); err == nil && o.Size == info.Size() && !o.Updated.Before(info.ModTime()) {
+			if o, err := t.objects.Stat(t.bucket, name); err == nil && o.Size == info.Size() && !o.Updated.Before(info.ModTime()) {
 				t.skipped(o.Size)
 				return ctx.Err()
 			}
@@ -377,7 +398,7 @@ func (t *transfer) exportOne(ctx context.Context, f file) (wrote int64, err erro
 	}
 	defer r.Close()
 	name := t.prefix + f.rel
-	w, err := t.server.options.Bucket.Create(t.bucket, name)
+	w, err := t.objects.Create(t.bucket, name)
 	if err != nil {
 		return 0, err
 	}
