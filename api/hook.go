@@ -27,6 +27,8 @@ type JobProcess struct {
 	HasUID bool   `json:"has_uid"`
 	UID    uint32 `json:"uid"`
 	GID    uint32 `json:"gid"`
+	// Account is the job's, "" where Slurm does not tell.
+	Account string `json:"account,omitempty"`
 }
 
 // Verdict on a script: it is refused if Errors is not empty. Notices are for

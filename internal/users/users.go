@@ -87,6 +87,26 @@ func GroupIDs(ctx context.Context, name string) ([]uint32, error) {
 	return gids, nil
 }
 
+// GroupID returns the gid of the group with that name.
+func GroupID(ctx context.Context, name string) (uint32, error) {
+	if name == "" || strings.HasPrefix(name, "-") || strings.Trim(name, "0123456789") == "" {
+		return 0, fmt.Errorf("group %q: %w", name, ErrUnknown)
+	}
+	out, err := getent(ctx, "group", name)
+	if err != nil {
+		return 0, fmt.Errorf("group %q: %w", name, err)
+	}
+	f := strings.Split(strings.TrimSuffix(out, "\n"), ":")
+	if len(f) < 3 {
+		return 0, fmt.Errorf("group %q: getent answered %q", name, out)
+	}
+	gid, err := strconv.ParseUint(f[2], 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("group %q: %w", name, err)
+	}
+	return uint32(gid), nil
+}
+
 func getent(ctx context.Context, database, key string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
