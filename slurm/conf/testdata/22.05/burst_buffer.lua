@@ -105,6 +105,9 @@ function slurm_bb_job_process(script, uid, gid, info)
 	if long_arguments then
 		options.uid = number(uid)
 		options.gid = number(gid)
+		if info then
+			options.account = text(info.account)
+		end
 		-- The script's own name, for messages: the first word of the command.
 		if info and info.batch_flag == 1 then
 			local command = string.match(text(info.command, 4096), "^%S+")
