@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -40,6 +41,8 @@ type transfer struct {
 	prefix  string // "" or ending in a slash
 	meter   *lustrefs.Meter
 	pace    pace
+
+	failing atomic.Int64 // objects that a fault makes fail
 
 	mu       sync.Mutex // guards what follows
 	paths    api.TransferMetadata
@@ -389,6 +392,9 @@ func (t *transfer) exportAll(ctx context.Context) error {
 }
 
 func (t *transfer) exportOne(ctx context.Context, f file) (wrote int64, err error) {
+	if err := t.failsNow(); err != nil {
+		return 0, err
+	}
 	if err := t.server.pass(ctx, t.inst); err != nil {
 		return 0, err
 	}
