@@ -57,6 +57,26 @@ func Server(t testing.TB, h http.Handler, names ...string) http.Handler {
 	return wrap(t, h, names, func(v discovery.Violation) bool { return !v.Refused() })
 }
 
+// Client checks the requests alone, where h only plays a server.
+func Client(t testing.TB, h http.Handler, names ...string) http.Handler {
+	return wrap(t, h, names, func(v discovery.Violation) bool { return !v.Reply })
+}
+
+// Routes fails the test for each route ("METHOD /path/{name}") that the APIs do not have.
+func Routes(t testing.TB, routes []string, names ...string) {
+	t.Helper()
+	if len(routes) == 0 {
+		t.Error("no routes to check")
+	}
+	rt := discovery.NewRouter(Load(t, names...)...)
+	for _, r := range routes {
+		method, path, _ := strings.Cut(r, " ")
+		if len(rt.Methods(method, path)) == 0 {
+			t.Errorf("%s: Google has no such route", r)
+		}
+	}
+}
+
 func wrap(t testing.TB, h http.Handler, names []string, counts func(discovery.Violation) bool) http.Handler {
 	var (
 		mu    sync.Mutex // guards found, seen
