@@ -38,12 +38,14 @@ func (m *machines) Start(_ context.Context, vm sandbox.Machine) error {
 	return nil
 }
 
-func (m *machines) Stop(_ context.Context, name string) error {
+func (m *machines) Stop(_ context.Context, name string, _ time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.running, name)
 	return nil
 }
+
+func (m *machines) Remove(context.Context, string) error { return nil }
 
 // tokens is what the metadata server handed out.
 type tokens struct {

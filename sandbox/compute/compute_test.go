@@ -707,18 +707,6 @@ func TestMetadataChanges(t *testing.T) {
 	if got, err := w.client.Instances.List(project, zone).Filter("labels.a=b").Do(); err != nil || len(got.Items) != 1 {
 		t.Errorf("by the new label: %v %v", got, err)
 	}
-	if err := w.server.SetPreempted("n-1", true); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.server.SetMaintenanceEvent("n-1", "TERMINATE_ON_HOST_MAINTENANCE"); err != nil {
-		t.Fatal(err)
-	}
-	if v, _ := w.server.ByAddress(netip.MustParseAddr("10.128.0.2")); !v.Preempted || v.MaintenanceEvent != "TERMINATE_ON_HOST_MAINTENANCE" {
-		t.Errorf("view: %+v", v)
-	}
-	if err := w.server.SetPreempted("nope", true); !errors.Is(err, compute.ErrNoInstance) {
-		t.Errorf("got %v, want ErrNoInstance", err)
-	}
 }
 
 func TestCatalog(t *testing.T) {

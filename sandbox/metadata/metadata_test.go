@@ -21,13 +21,15 @@ import (
 	"google.golang.org/api/option"
 
 	"github.com/sluicehpc/sluice/sandbox/compute"
+	"github.com/sluicehpc/sluice/sandbox/faults"
 	"github.com/sluicehpc/sluice/sandbox/metadata"
 )
 
 type noVMs struct{}
 
-func (noVMs) Start(context.Context, compute.Machine) error { return nil }
-func (noVMs) Stop(context.Context, string) error           { return nil }
+func (noVMs) Start(context.Context, compute.Machine) error      { return nil }
+func (noVMs) Stop(context.Context, string, time.Duration) error { return nil }
+func (noVMs) Remove(context.Context, string) error              { return nil }
 
 // registry is a Tokens that remembers.
 type registry struct {
@@ -50,6 +52,7 @@ func (r *registry) email(token string) string {
 // world is a project whose VM vm-1 has a loopback address, so that a client can speak from it.
 type world struct {
 	compute *compute.Server
+	faults  *faults.Set
 	api     *api.Service
 	tokens  *registry
 	url     string
@@ -63,11 +66,12 @@ const (
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	c, err := compute.New(compute.Config{VMs: noVMs{}, Subnet: netip.MustParsePrefix("127.77.0.0/24")})
+	set := new(faults.Set)
+	c, err := compute.New(compute.Config{VMs: noVMs{}, Subnet: netip.MustParsePrefix("127.77.0.0/24"), Faults: set})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{compute: c, tokens: &registry{tokens: map[string]string{}}}
+	w := &world{compute: c, faults: set, tokens: &registry{tokens: map[string]string{}}}
 	apis := httptest.NewServer(c)
 	server := httptest.NewServer(metadata.New(metadata.Config{
 		Instances: c, Tokens: w.tokens, Workstation: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
@@ -175,6 +179,35 @@ func TestRealClient(t *testing.T) {
 	}
 }
 
+// TestUpcomingMaintenance: what is told of a maintenance before it begins.
+func TestUpcomingMaintenance(t *testing.T) {
+	w := newWorld(t)
+	vm := from(t, vmAddress)
+	url := w.url + "/computeMetadata/v1/instance/"
+	if got := get(t, vm, url+"upcoming-maintenance/?recursive=true", flavor, "Google"); got.status != 404 {
+		t.Errorf("without maintenance: %d %s", got.status, got.body)
+	}
+	if err := w.faults.Set("compute.instance.vm-1.maintenance", "1h"); err != nil {
+		t.Fatal(err)
+	}
+	event := get(t, vm, url+"maintenance-event?wait_for_change=true&timeout_sec=60&last_etag=0", flavor, "Google")
+	if event.body != "MIGRATE_ON_HOST_MAINTENANCE" {
+		event = get(t, vm, url+"maintenance-event?wait_for_change=true&timeout_sec=60&last_etag="+event.header.Get("ETag"), flavor, "Google")
+	}
+	if event.body != "MIGRATE_ON_HOST_MAINTENANCE" {
+		t.Errorf("maintenance-event %q", event.body)
+	}
+	got := get(t, vm, url+"upcoming-maintenance/?recursive=true", flavor, "Google")
+	var told map[string]string
+	if err := json.Unmarshal([]byte(got.body), &told); err != nil {
+		t.Fatalf("%v: %s", err, got.body)
+	}
+	at, err := time.Parse(time.RFC3339, told["window_start_time"])
+	if d := time.Until(at); err != nil || d < 59*time.Minute || d > time.Hour || told["maintenance_status"] != "PENDING" {
+		t.Errorf("told %v: in %v, %v", told, d, err)
+	}
+}
+
 // TestSubscribe watches a value with Google's own client while it changes.
 func TestSubscribe(t *testing.T) {
 	w := newWorld(t)
@@ -190,7 +223,7 @@ func TestSubscribe(t *testing.T) {
 		}
 		// A change of something else must not wake the watcher, this one must.
 		w.setMetadata(t, map[string]string{"other": "x"})
-		return w.compute.SetPreempted("vm-1", true)
+		return w.faults.Set("compute.instance.vm-1.preempt", "on")
 	})
 	if !errors.Is(err, stop) {
 		t.Fatal(err)

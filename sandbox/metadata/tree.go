@@ -152,6 +152,16 @@ func instanceTree(v compute.View, c caller) dir {
 		"tags":               tagItems,
 		"zone":               zone,
 	}
+	if u := v.Upcoming; u != nil {
+		instance["upcoming-maintenance"] = dir{keep: true, entries: map[string]any{
+			"can_reschedule":           upper(u.CanReschedule),
+			"latest_window_start_time": u.LatestWindowStartTime,
+			"maintenance_status":       u.MaintenanceStatus,
+			"type":                     u.Type,
+			"window_end_time":          u.WindowEndTime,
+			"window_start_time":        u.WindowStartTime,
+		}}
+	}
 	if sch := in.Scheduling; sch != nil {
 		instance["scheduling"] = names(map[string]any{
 			"automatic-restart":   upper(sch.AutomaticRestart != nil && *sch.AutomaticRestart),
