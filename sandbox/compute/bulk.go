@@ -77,7 +77,11 @@ func (s *Server) checkBulk(r *request, body *api.BulkInsertInstanceResource) (*b
 	if strings.Contains(props.MachineType, "/") {
 		return nil, invalid("resource.instanceProperties.machineType", props.MachineType, "Must be the name of a machine type, not a URL.")
 	}
-	p, err := s.planInstance(b.zone, "resource.instanceProperties", s.instanceOf(b.zone, props))
+	in := s.instanceOf(b.zone, props)
+	if err := r.authorizeInstance(in, body.SourceInstanceTemplate); err != nil {
+		return nil, err
+	}
+	p, err := s.planInstance(b.zone, "resource.instanceProperties", in)
 	if err != nil {
 		return nil, err
 	}

@@ -20,19 +20,27 @@ func (e *apiError) Error() string { return e.message }
 
 func (e *apiError) write(w http.ResponseWriter) {
 	type item struct {
-		Message string `json:"message"`
-		Domain  string `json:"domain"`
-		Reason  string `json:"reason"`
+		Message      string `json:"message"`
+		Domain       string `json:"domain"`
+		Reason       string `json:"reason"`
+		Location     string `json:"location,omitempty"`
+		LocationType string `json:"locationType,omitempty"`
 	}
 	var body struct {
 		Error struct {
 			Code    int    `json:"code"`
 			Message string `json:"message"`
 			Errors  []item `json:"errors"`
+			Status  string `json:"status,omitempty"`
 		} `json:"error"`
 	}
 	body.Error.Code, body.Error.Message = e.code, e.message
-	body.Error.Errors = []item{{e.message, "global", e.reason}}
+	body.Error.Errors = []item{{Message: e.message, Domain: "global", Reason: e.reason}}
+	if e.code == http.StatusUnauthorized {
+		body.Error.Status = "UNAUTHENTICATED"
+		body.Error.Errors[0].Location, body.Error.Errors[0].LocationType = "Authorization", "header"
+		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/"`)
+	}
 	writeJSON(w, e.code, body)
 }
 

@@ -314,6 +314,9 @@ func (s *Server) insertInstance(r *request) (any, *apiError) {
 				return nil, err
 			}
 		}
+		if err := r.authorizeInstance(in, r.URL.Query().Get("sourceInstanceTemplate")); err != nil {
+			return nil, err
+		}
 		p, err := s.planInstance(r.zone, "resource", in)
 		if err != nil {
 			return nil, err
@@ -485,6 +488,9 @@ func (s *Server) setMetadata(r *request) (any, *apiError) {
 		return nil, err
 	}
 	return r.changeInstance("compute.instances.setMetadata", func(vm *api.Instance) *apiError {
+		if err := r.authorizeAccounts(vm); err != nil {
+			return err
+		}
 		if meta.Fingerprint != vm.Metadata.Fingerprint {
 			return conditionNotMet("Supplied fingerprint does not match current metadata fingerprint.")
 		}

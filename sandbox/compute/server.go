@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
 // VMs starts and ends machines. Its methods are called for different machines at the same time,
@@ -62,6 +63,8 @@ type Config struct {
 	VMs           VMs
 	Faults        *faults.Set // or nil
 	Clock         clock.Clock // default clock.System
+	// IAM decides on every request; with nil, everybody may do everything.
+	IAM *iam.Server
 	// Caller returns the account that sends a request, for operations' user field; or nil.
 	Caller func(*http.Request) string
 	// Console returns what a machine has written to its console from byte from on; or nil.
@@ -74,6 +77,7 @@ type Server struct {
 	region  string
 	zones   []string
 	mux     *http.ServeMux
+	methods []string        // their patterns, below projectPrefix
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup // operations at work
@@ -177,10 +181,10 @@ const maxBody = 8 << 20
 
 func (s *Server) routes() *http.ServeMux {
 	mux := http.NewServeMux()
-	const project = "/compute/v1/projects/{project}"
 	add := func(pattern string, h handler) {
 		method, path, _ := strings.Cut(pattern, " ")
-		mux.HandleFunc(method+" "+project+path, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, h) })
+		s.methods = append(s.methods, pattern)
+		mux.HandleFunc(method+" "+projectPrefix+path, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, h) })
 	}
 	const zone, region, global = "/zones/{zone}", "/regions/{region}", "/global"
 
@@ -243,6 +247,10 @@ func (s *Server) routes() *http.ServeMux {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, h handler) {
+	if err := s.authorizeMethod(r); err != nil {
+		err.write(w)
+		return
+	}
 	rq := &request{Request: r, s: s}
 	if err := rq.prepare(w); err != nil {
 		err.write(w)
@@ -402,6 +410,9 @@ func (s *Server) setProjectMetadata(r *request) (any, *apiError) {
 	if err := checkMetadata("resource", &meta); err != nil {
 		return nil, err
 	}
+	if err := s.authorize(r.Request, actAs, s.resource()); err != nil {
+		return nil, err
+	}
 	return r.change(func() (*operation, *apiError) {
 		if meta.Fingerprint != s.project.CommonInstanceMetadata.Fingerprint {
 			return nil, conditionNotMet("Supplied fingerprint does not match current metadata fingerprint.")
@@ -440,8 +451,8 @@ type View struct {
 	Project          *api.Project  // not to be changed
 	Hostname         string
 	Image            string                   // projects/P/global/images/NAME
-	Preempted        bool                     // see SetPreempted
-	MaintenanceEvent string                   // see SetMaintenanceEvent
+	Preempted        bool                     // since it was told so
+	MaintenanceEvent string                   // "NONE", "MIGRATE_ON_HOST_MAINTENANCE" or "TERMINATE_ON_HOST_MAINTENANCE"
 	Upcoming         *api.UpcomingMaintenance // or nil; not to be changed
 	Changed          <-chan struct{}          // closed when this view is out of date, or the instance gone
 }
@@ -488,30 +499,4 @@ func (s *Server) Instances() []*api.Instance {
 		all = append(all, s.instances[name].api)
 	}
 	return all
-}
-
-// ErrNoInstance is returned for a name that no instance has.
-var ErrNoInstance = errors.New("no such instance")
-
-// SetPreempted sets what the metadata server tells the instance at instance/preempted.
-func (s *Server) SetPreempted(name string, preempted bool) error {
-	return s.update(name, func(in *instance) { in.preempted = preempted })
-}
-
-// SetMaintenanceEvent sets what the metadata server tells the instance at instance/maintenance-event:
-// "NONE", "MIGRATE_ON_HOST_MAINTENANCE" or "TERMINATE_ON_HOST_MAINTENANCE".
-func (s *Server) SetMaintenanceEvent(name, event string) error {
-	return s.update(name, func(in *instance) { in.maintenance = event })
-}
-
-func (s *Server) update(name string, f func(*instance)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	in := s.instances[name]
-	if in == nil {
-		return fmt.Errorf("%w: %q", ErrNoInstance, name)
-	}
-	f(in)
-	in.notify()
-	return nil
 }

@@ -33,6 +33,9 @@ func (s *Server) insertTemplate(r *request) (any, *apiError) {
 	if err := checkMetadata("resource.properties.metadata", p.Metadata); err != nil {
 		return nil, err
 	}
+	if err := r.authorizeAccounts(&api.Instance{ServiceAccounts: p.ServiceAccounts}); err != nil {
+		return nil, err
+	}
 	return r.change(func() (*operation, *apiError) {
 		key := r.scope + "/" + template.Name
 		self := s.link(r.scope, "instanceTemplates", template.Name)

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-func (s *Server) accountResource(email string) string {
+// Account is the resource of a service account.
+func (s *Server) Account(email string) string {
 	return s.projectResource() + "/serviceAccounts/" + email
 }
 
@@ -39,7 +40,7 @@ type accountJSON struct {
 func (s *Server) render(a *account) accountJSON {
 	id := strconv.FormatUint(a.id, 10)
 	return accountJSON{
-		Name: s.accountResource(a.email), ProjectID: s.project, UniqueID: id, Email: a.email, DisplayName: a.displayName,
+		Name: s.Account(a.email), ProjectID: s.project, UniqueID: id, Email: a.email, DisplayName: a.displayName,
 		Description: a.description, Etag: base64.StdEncoding.EncodeToString([]byte("account")), OAuth2ClientID: id, Disabled: a.disabled,
 	}
 }

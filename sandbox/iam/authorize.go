@@ -54,6 +54,9 @@ func (e *Error) Error() string {
 	case ShortScope:
 		return ScopeText
 	}
+	if strings.HasPrefix(e.Permission, "iam.serviceAccounts.") {
+		return fmt.Sprintf("Permission '%s' denied on resource (or it may not exist).", e.Permission)
+	}
 	return fmt.Sprintf("Permission '%s' denied on resource '%s' (or it may not exist).", e.Permission, e.Resource)
 }
 

@@ -8,6 +8,3 @@ func RoutePermissions() map[string]string {
 	}
 	return all
 }
-
-// IsKnown is isKnown.
-func IsKnown(permission string) bool { return isKnown(permission) }

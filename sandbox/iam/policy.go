@@ -226,7 +226,7 @@ func (s *Server) ForgetBucket(bucket string) {
 // forgetAccount marks a deleted account in all policies: one made later with the same email is not meant. s.mu is held.
 func (s *Server) forgetAccount(a *account) {
 	delete(s.accounts, a.email)
-	delete(s.policies, s.accountResource(a.email))
+	delete(s.policies, s.Account(a.email))
 	for _, p := range s.policies {
 		for i := range p.Bindings {
 			for j, m := range p.Bindings[i].Members {

@@ -179,3 +179,6 @@ func (s *Server) grantsPermission(name, permission string) bool {
 	r := s.role(name)
 	return r != nil && !r.deleted && slices.Contains(r.permissions, permission)
 }
+
+// KnownPermissions are all permissions that roles can hold, sorted.
+func KnownPermissions() []string { return slices.Clone(known) }

@@ -81,7 +81,7 @@ type call struct {
 func (c *call) resource(s *Server) string {
 	switch {
 	case c.account != "":
-		return s.accountResource(c.account)
+		return s.Account(c.account)
 	case c.role != "" && c.project != "":
 		return s.projectResource() + "/roles/" + c.role
 	case s.isProject(c.project):
