@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/sluicehpc/sluice/sandbox/lustre/tools"
 )
 
 // Main is the guest binary: the command is the name it was called by, or its first argument. It returns
@@ -20,10 +22,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	name := filepath.Base(args[0])
 	args = args[1:]
 	switch name {
-	case "systemctl", "journalctl", "mount.lustre":
+	case "systemctl", "journalctl", "mount.lustre", "lfs", "lctl", "lnetctl":
 	default:
 		if len(args) == 0 {
-			fmt.Fprintln(stderr, "usage: sluice-guest init|reap|manager|exec|as|startup-script|systemctl|journalctl|mount.lustre …")
+			fmt.Fprintln(stderr, "usage: sluice-guest init|reap|manager|exec|as|startup-script|systemctl|journalctl|mount.lustre|lfs|lctl|lnetctl …")
 			return 2
 		}
 		name, args = args[0], args[1:]
@@ -75,6 +77,8 @@ func run(name string, args []string, stdout, stderr io.Writer) (int, error) {
 		return journalctl(JournalDir, args, stdout, stderr), nil
 	case "mount.lustre":
 		return mountLustre(LustreSocket, args, stderr), nil
+	case "lfs", "lctl", "lnetctl":
+		return tools.Here().Main(ctx, name, args, stdout, stderr), nil
 	}
 	return 2, fmt.Errorf("unknown command %q", name)
 }
