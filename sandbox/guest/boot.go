@@ -160,6 +160,7 @@ func (s BootSpec) mount() error {
 	for link, target := range map[string]string{
 		"/dev/ptmx": "pts/ptmx", "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
 		"/dev/stderr": "/proc/self/fd/2", "/usr/bin/systemctl": Binary, "/usr/bin/journalctl": Binary, "/usr/sbin/mount.lustre": Binary,
+		"/usr/bin/lfs": Binary, "/usr/sbin/lctl": Binary, "/usr/sbin/lnetctl": Binary,
 	} {
 		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
