@@ -240,8 +240,10 @@ func (l *Lab) prove(ctx context.Context, p Proof) Result {
 	return r
 }
 
-// abandonAfter is what a proof gets to notice that its time is over.
-const abandonAfter = 5 * time.Second
+const defaultAbandonAfter = 5 * time.Second
+
+// abandonAfter is what a proof gets to notice that its time is over; tests have a shorter one.
+var abandonAfter = defaultAbandonAfter
 
 // undo is a stack of what is to be done at the end.
 type undo struct {

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sluicehpc/sluice/controller/config"
 	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/internal/command"
 	"github.com/sluicehpc/sluice/lustre/probe"
@@ -24,7 +27,7 @@ func (s *Site) checks() []check {
 		{"sluiced", sluiced},
 		{"slurmctld", slurmctld},
 		{"programs", programs},
-		{"clock", clock},
+		{"clock", clockDifference},
 	}
 	if c == nil {
 		return list
@@ -40,6 +43,7 @@ func (s *Site) checks() []check {
 		)
 	}
 	return append(list,
+		check{"permissions", permissions},
 		check{"Slurm's files", slurmFiles},
 		check{"secrets", secrets},
 		check{"agents", agents},
@@ -57,6 +61,51 @@ func configuration(path string, c *config.Config, err error) Finding {
 		return fail("mend the file, then sluiced check-config", "%v\nfile systems, Slurm's files, agents and transfers were not checked", err)
 	}
 	return ok("cluster %s, %d file systems, %d node sets", c.Cluster, len(c.FileSystems), len(c.NodeSets))
+}
+
+func permissions(ctx context.Context, s *Site) Finding {
+	missing, asked, err := s.Permissions(ctx, s.config)
+	switch {
+	case err != nil:
+		return fail("does this VM have a service account, and are the IAM and Resource Manager APIs enabled?", "%v", err)
+	case len(missing) > 0:
+		return fail("grant them to this VM's service account; docs/permissions.md lists the role", "%s", strings.Join(missing, "\n"))
+	}
+	return ok("sluiced's account has all %d", asked)
+}
+
+// testPermissions asks what sluiced's account, which is this VM's, may do on the project and as the accounts that
+// sluice.yaml names.
+func testPermissions(ctx context.Context, c *config.Config) (missing []string, asked int, err error) {
+	client, err := iam.NewClient(ctx, c.Endpoints.GCP())
+	if err != nil {
+		return nil, 0, err
+	}
+	note := func(what string, list []iam.Permission, names []string, failure error) {
+		asked += len(list)
+		err = errors.Join(err, failure)
+		for _, p := range list {
+			if slices.Contains(names, p.Name) {
+				missing = append(missing, fmt.Sprintf("%s is missing on %s: sluiced cannot %s", p.Name, what, p.For))
+			}
+		}
+	}
+	names, failure := client.TestProject(ctx, c.Project, iam.Names(iam.ControllerPermissions))
+	note("project "+c.Project, iam.ControllerPermissions, names, failure)
+	accounts := map[string][]iam.Permission{}
+	for _, ns := range c.NodeSets {
+		if ns.ServiceAccount != "" {
+			accounts[ns.ServiceAccount] = iam.NodeAccountPermissions
+		}
+	}
+	for _, account := range c.Policy.ServiceAccounts() {
+		accounts[account] = iam.DataAccountPermissions
+	}
+	for _, account := range slices.Sorted(maps.Keys(accounts)) {
+		names, failure := client.TestAccount(ctx, account, iam.Names(accounts[account]))
+		note("service account "+account, accounts[account], names, failure)
+	}
+	return missing, asked, err
 }
 
 func newLustre(ctx context.Context, c *config.Config) (*lustre.Client, error) {

@@ -46,8 +46,10 @@ type Site struct {
 	Call   func(ctx context.Context, op string, in, out any) error       // asks sluiced on its socket
 	Probe  func(probe.Check) probe.Result                                // probe.Probe
 	Lustre func(context.Context, *config.Config) (*lustre.Client, error) // a client of the configured API
-	HTTP   *http.Client                                                  // http.DefaultClient
-	Now    func() time.Time                                              // time.Now
+	// Permissions asks IAM for what sluiced's account lacks, in words, and of how many permissions it asked.
+	Permissions func(context.Context, *config.Config) (missing []string, asked int, err error)
+	HTTP        *http.Client     // http.DefaultClient
+	Now         func() time.Time // time.Now
 	// Connect says whether a process of that uid reaches the address host:port: bash's /dev/tcp.
 	Connect func(ctx context.Context, uid uint32, address string) error
 
@@ -80,6 +82,9 @@ func (s *Site) setDefaults() {
 	if s.Lustre == nil {
 		s.Lustre = newLustre
 	}
+	if s.Permissions == nil {
+		s.Permissions = testPermissions
+	}
 	if s.HTTP == nil {
 		s.HTTP = http.DefaultClient
 	}
@@ -100,9 +105,12 @@ type check struct {
 // The whole run ends within 15 s: a check has checkTimeout, and what it started gets a little longer to be
 // killed (command.Run's 2 s).
 const (
-	checkTimeout = 9 * time.Second
-	grace        = 3 * time.Second
+	defaultCheckTimeout = 9 * time.Second
+	defaultGrace        = 3 * time.Second
 )
+
+// The limits in use; tests have shorter ones.
+var checkTimeout, grace = defaultCheckTimeout, defaultGrace
 
 // Examine runs all checks at the same time and returns their findings in a fixed order, within 15 s whatever
 // hangs; nil when ctx ended before. done, when not nil, is called as each check ends, never by two goroutines at a time.

@@ -116,29 +116,23 @@ func programs(_ context.Context, s *Site) Finding {
 	return ok("%d programs of Slurm's hooks in %s", len(names), s.ProgramDir)
 }
 
-// mungeKey is where munge has its key.
-const mungeKey = "/etc/munge/munge.key"
-
 // secrets looks at owners and modes of what others must not read, and of what root believes.
 func secrets(ctx context.Context, s *Site) Finding {
-	slurm, err := users.ByName(ctx, s.config.Slurm.User)
+	key := s.config.Slurm.KeyFile
+	owner, err := users.ByName(ctx, s.config.Slurm.KeyOwner())
 	if err != nil {
-		return fail("make the user, or set slurm.user: in sluice.yaml", "SlurmUser: %v", err)
-	}
-	key, keyOwner := s.config.Slurm.KeyFile, int64(slurm.UID)
-	if s.config.Slurm.Auth == "munge" {
-		key, keyOwner = mungeKey, -1
+		return fail("make the user, or set slurm.user: in sluice.yaml", "owner of %s: %v", key, err)
 	}
 	state := filepath.Dir(s.config.StorePath())
 	var troubles []string
 	for _, f := range []struct {
 		path     string
-		owner    int64       // uid, or -1: any
+		owner    uint32
 		deny     fs.FileMode // bits that must be off
 		optional bool
 	}{
 		{s.ConfigPath, 0, 0o022, false},
-		{key, keyOwner, 0o077, false},
+		{key, owner.UID, 0o077, false},
 		{state, 0, 0o077, false},
 		{s.config.StorePath(), 0, 0o022, false},
 		{s.Root + auditLog, 0, 0o077, true},
@@ -150,7 +144,7 @@ func secrets(ctx context.Context, s *Site) Finding {
 			troubles = append(troubles, err.Error())
 		case info.Mode()&fs.ModeSymlink != 0:
 			troubles = append(troubles, f.path+" is a symbolic link")
-		case f.owner >= 0 && int64(uidOf(info)) != f.owner:
+		case uidOf(info) != f.owner:
 			troubles = append(troubles, fmt.Sprintf("%s belongs to uid %d, want %d", f.path, uidOf(info), f.owner))
 		case info.Mode().Perm()&f.deny != 0:
 			troubles = append(troubles, fmt.Sprintf("%s has mode %04o: the bits %04o must be off", f.path, info.Mode().Perm(), f.deny))

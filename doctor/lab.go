@@ -25,6 +25,7 @@ import (
 	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/lustre/probe"
+	"github.com/sluicehpc/sluice/policy"
 	"github.com/sluicehpc/sluice/staging/files"
 )
 
@@ -52,7 +53,9 @@ func (l *Lab) open(ctx context.Context, o Options) (err error) {
 	if l.FS, known = l.Config.FileSystem(o.FileSystem); !known {
 		return fmt.Errorf("sluice.yaml has no file system %q", o.FileSystem)
 	}
-	l.Account = o.ServiceAccount
+	if l.Account = o.ServiceAccount; l.Account == "" {
+		l.Account = accountFor(l.Config.Policy, l.Bucket, l.Prefix)
+	}
 	endpoints := l.Config.Endpoints.GCP()
 	if l.Lustre, err = lustre.NewClient(ctx, gcp.ClientOptions(endpoints.Lustre)...); err != nil {
 		return err
@@ -77,6 +80,20 @@ func (l *Lab) open(ctx context.Context, o Options) (err error) {
 	}
 	l.objects.SetRetry(storage.WithMaxAttempts(8), storage.WithPolicy(storage.RetryAlways))
 	return nil
+}
+
+// accountFor is the service account of the first rule that may read and write the prefix, whoever it is for, or "".
+func accountFor(rules policy.Policy, bucket, prefix string) string {
+	for _, r := range rules {
+		one := policy.Policy{{Users: []string{"*"}, Read: r.Read, Write: r.Write, ServiceAccount: r.ServiceAccount}}
+		may := func(v policy.Verb) bool {
+			return one.Decide(policy.Ask{User: "root", Verb: v, Bucket: bucket, Prefix: prefix}).Allowed
+		}
+		if may(policy.Read) && may(policy.Write) {
+			return r.ServiceAccount
+		}
+	}
+	return ""
 }
 
 // dataToken is what moves this run's objects.

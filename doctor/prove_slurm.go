@@ -149,14 +149,14 @@ func logErrors(path string) (string, error) {
 	return first, lines.Err()
 }
 
-// job runs one trivial job as root and returns the node that it ran on. A node that was woken for it goes to sleep
+// job runs one job of a shell command as root and returns the node that it ran on. A node that was woken for it goes to sleep
 // again at the end of the run: booting one costs minutes.
-func (l *Lab) job(ctx context.Context) (node string, err error) {
+func (l *Lab) job(ctx context.Context, command string) (node string, err error) {
 	asleep, err := slept(ctx)
 	if err != nil {
 		return "", err
 	}
-	out, err := slurmText(ctx, "sbatch", "--parsable", "--nodes=1", "--ntasks=1", "--time=5", "--job-name="+l.Name, "--output=/dev/null", "--chdir=/", "--wrap=true")
+	out, err := slurmText(ctx, "sbatch", "--parsable", "--nodes=1", "--ntasks=1", "--time=5", "--job-name="+l.Name, "--output=/dev/null", "--chdir=/", "--wrap="+command)
 	if err != nil {
 		return "", err
 	}
@@ -185,7 +185,7 @@ func (l *Lab) job(ctx context.Context) (node string, err error) {
 		case "COMPLETED":
 			return node, nil
 		case "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY":
-			return "", refuted("a job that does nothing ended as %s on %s (%s)", j.State, node, j.Reason)
+			return "", refuted("a job ended as %s on %s (%s)", j.State, node, j.Reason)
 		}
 		if err := pause(ctx, 500*time.Millisecond); err != nil {
 			return "", fmt.Errorf("the job is %s (%s): %w", j.State, j.Reason, err)
@@ -204,7 +204,7 @@ func slept(ctx context.Context) (map[string]bool, error) {
 }
 
 func proveSlurmJob(ctx context.Context, l *Lab) (string, error) {
-	node, err := l.job(ctx)
+	node, err := l.job(ctx, "true")
 	if err != nil {
 		return "", err
 	}
@@ -218,7 +218,7 @@ func proveSlurmJob(ctx context.Context, l *Lab) (string, error) {
 
 // proveBootTime looks at a node of which the VM is there, or has one made.
 func proveBootTime(ctx context.Context, l *Lab) (string, error) {
-	node, err := l.job(ctx)
+	node, err := l.job(ctx, "true")
 	if err != nil {
 		return "", err
 	}

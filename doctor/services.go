@@ -91,10 +91,13 @@ func agents(ctx context.Context, s *Site) Finding {
 	if err := s.Call(ctx, api.OpNodeList, api.Ack{}, &list); err != nil {
 		return warn("see the check of sluiced", "not known: %v", err)
 	}
-	var late, bad []string
+	var late, bad, refused []string
 	reporting, controller := 0, false
 	for _, n := range list.Nodes {
 		controller = controller || n.Role == api.RoleController
+		if r := n.Refusal; r != nil {
+			refused = append(refused, fmt.Sprintf("%s: %s (%d times, last from %s at %s)", n.Name, r.Why, r.Count, r.From, r.At))
+		}
 		if n.SeenAt == "" {
 			continue // no VM, or one that boots
 		}
@@ -108,6 +111,9 @@ func agents(ctx context.Context, s *Site) Finding {
 		}
 	}
 	switch {
+	case len(refused) > 0:
+		return fail("somebody may try to pass for that VM: see the audit log; for a VM whose disk was replaced: sluice node reenroll NAME",
+			"enrolments were refused: %s", strings.Join(refused, "; "))
 	case len(late) > 0:
 		return fail("on that VM: systemctl status sluice-agent", "not heard from in time: %s", strings.Join(late, ", "))
 	case len(bad) > 0:
@@ -181,7 +187,7 @@ func transfers(ctx context.Context, s *Site) Finding {
 // How far the clock may be off: certificates and identity tokens allow for little, and a lease is 30 s long.
 const clockOK, clockBad = 2 * time.Second, 10 * time.Second
 
-func clock(ctx context.Context, s *Site) Finding {
+func clockDifference(ctx context.Context, s *Site) Finding {
 	url := "https://compute.googleapis.com/"
 	if s.config != nil && s.config.Endpoints.Compute != "" {
 		url = s.config.Endpoints.Compute + "/"
@@ -231,6 +237,8 @@ func metadataAddress(ctx context.Context, s *Site) Finding {
 	switch {
 	case missingProgram(err):
 		return warn("install bash", "not known whether others than root reach the metadata server: %v", err)
+	case err == nil && !*s.config.GuardMetadata:
+		return warn("guard_metadata: true in sluice.yaml; without it the VMs' accounts must have no rights at all", "every user can ask the metadata server for this VM's token, as sluice.yaml has it")
 	case err == nil:
 		return fail("systemctl status sluice-agent: it keeps everybody but root away from "+metadataHost+" (guard_metadata in sluice.yaml)",
 			"every user of this VM can ask the metadata server for its account's token")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -54,6 +55,27 @@ func reorder(app *cli.App, args []string) []string {
 		rest = rest[1:]
 	}
 	return append(append(out, moved...), plain...)
+}
+
+const completion = "--generate-bash-completion"
+
+// completable gives a flag at the end of a line that is to be completed a value:
+// urfave/cli panics on one that lacks it.
+func completable(app *cli.App, args []string) []string {
+	last := len(args) - 1
+	if last < 2 || args[last] != completion || !strings.HasPrefix(args[last-1], "-") {
+		return args
+	}
+	commands, flags := app.Commands, app.Flags
+	for _, word := range args[1 : last-1] {
+		if c := find(commands, word); c != nil {
+			commands, flags = c.Subcommands, c.Flags
+		}
+	}
+	if flagWords(flags, args[last-1:]) == 1 {
+		return args
+	}
+	return append(slices.Clone(args[:last]), "0", completion)
 }
 
 // flagWords returns how many of the words the flag at their head takes: itself, and

@@ -46,7 +46,7 @@ func main() {
 
 func run(ctx context.Context, args []string) int {
 	app := newApp()
-	err := app.RunContext(ctx, reorder(app, args))
+	err := app.RunContext(ctx, reorder(app, completable(app, args)))
 	if err == nil {
 		return 0
 	}
