@@ -96,7 +96,7 @@ func TestRefusals(t *testing.T) {
 		{"empty key", "", "1", ErrUnknownKey, "did you mean"},
 		{"very long key", strings.Repeat("x", 1<<20), "1", ErrUnknownKey, "did you mean"},
 		{"key with a line break", "api.compute.latency\n", "1s", ErrUnknownKey, "did you mean"},
-		{"unknown service", "api.comput.latency", "1s", ErrUnknownKey, "compute, iam, lustre, metadata or storage"},
+		{"unknown service", "api.comput.latency", "1s", ErrUnknownKey, "compute, iam, lustre, metadata, monitoring or storage"},
 		{"service without operations", "operation.storage.hang", "after", ErrUnknownKey, "SERVICE is compute or lustre"},
 		{"unknown method", "api.lustre.instances.import.latency", "1s", ErrUnknownKey, "instances.importData"},
 		{"unknown metric", "compute.quota.CPU", "1", ErrUnknownKey, "CPUS, GPUS_ALL_REGIONS"},

@@ -30,7 +30,8 @@ var methods = map[string][]string{
 		"instances.create", "instances.delete", "instances.exportData", "instances.get", "instances.importData", "instances.list", "instances.patch",
 		"locations.get", "locations.list", "operations.cancel", "operations.delete", "operations.get", "operations.list", "other",
 	},
-	"metadata": {"get", "identity", "token"},
+	"metadata":   {"get", "identity", "token"},
+	"monitoring": {"other", "timeSeries.list"},
 	"storage": {
 		"buckets.delete", "buckets.get", "buckets.getIamPolicy", "buckets.insert", "buckets.list", "buckets.patch", "buckets.setIamPolicy",
 		"buckets.testIamPermissions", "buckets.update", "objects.compose", "objects.copy", "objects.delete", "objects.get", "objects.insert",
@@ -39,7 +40,9 @@ var methods = map[string][]string{
 }
 
 // Services are the names for SERVICE.
-func Services() []string { return []string{"compute", "iam", "lustre", "metadata", "storage"} }
+func Services() []string {
+	return []string{"compute", "iam", "lustre", "metadata", "monitoring", "storage"}
+}
 
 // Methods are the names for METHOD of a service, sorted; "other" is what has no name.
 func Methods(service string) []string { return methods[service] }
@@ -57,6 +60,10 @@ func MethodOf(service string, r *http.Request) string {
 		name = lustreMethod(r.Method, strings.Split(path, "/"))
 	case "metadata":
 		return metadataMethod(path)
+	case "monitoring":
+		if r.Method == http.MethodGet && strings.HasSuffix(path, "/timeSeries") {
+			name = "timeSeries.list"
+		}
 	case "storage":
 		name = storageMethod(r.Method, path)
 	}
