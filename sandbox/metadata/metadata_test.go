@@ -74,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{compute: c, faults: set, tokens: &registry{tokens: map[string]string{}}}
 	apis := httptest.NewServer(c)
 	server := httptest.NewServer(metadata.New(metadata.Config{
-		Instances: c, Tokens: w.tokens, Workstation: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Instances: c, Tokens: w.tokens, Identities: echo{}, Workstation: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
 	}))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
