@@ -131,6 +131,18 @@ func (c *Client) Token(ctx context.Context) (*oauth2.Token, error) {
 	return t, nil
 }
 
+// TokenSource gives Token's tokens, a new one when the old one's hour is over, until ctx ends.
+func (c *Client) TokenSource(ctx context.Context) oauth2.TokenSource {
+	return oauth2.ReuseTokenSource(nil, tokenSource{ctx, c})
+}
+
+type tokenSource struct {
+	ctx    context.Context // oauth2.TokenSource's Token has none
+	client *Client
+}
+
+func (s tokenSource) Token() (*oauth2.Token, error) { return s.client.Token(s.ctx) }
+
 // Console returns what a VM has written to its console so far (the last 256 KiB), also of one that has ended lately.
 func (c *Client) Console(ctx context.Context, vm string) (string, error) {
 	var text string

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/oauth2"
 	api "google.golang.org/api/compute/v1"
 	"google.golang.org/api/option"
 
@@ -196,8 +197,12 @@ func TestUpStatusDown(t *testing.T) {
 	if !strings.HasPrefix(up.HostEndpoints.Compute, "http://127.0.0.1:") {
 		t.Errorf("host endpoint %q", up.HostEndpoints.Compute)
 	}
-	if resp, err := http.Get(up.HostEndpoints.Storage + "/storage/v1/b?project=" + Project); err != nil || resp.StatusCode != 200 {
+	buckets := up.HostEndpoints.Storage + "/storage/v1/b?project=" + Project
+	if resp, err := admin(t, up).Get(buckets); err != nil || resp.StatusCode != 200 {
 		t.Errorf("the storage on the host's 127.0.0.1: %v, %v", resp, err)
+	}
+	if resp, err := http.Get(buckets); err != nil || resp.StatusCode != 401 {
+		t.Errorf("the storage on the host's 127.0.0.1, without a token: %v, %v", resp, err)
 	}
 	if _, err := Up(context.Background(), options("test-updown")); !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), "sandbox down") {
 		t.Errorf("a second Up = %v, want ErrRunning and what to do", err)
@@ -251,10 +256,20 @@ func TestFailedStartSaysWhy(t *testing.T) {
 	}
 }
 
+// admin makes calls from the host as the owner of a sandbox's project.
+func admin(t *testing.T, s *Status) *http.Client {
+	t.Helper()
+	c, err := Open(s.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return oauth2.NewClient(context.Background(), c.TokenSource(context.Background()))
+}
+
 // cloud is the API client of a sandbox, from the host.
 func cloud(t *testing.T, s *Status) *api.Service {
 	t.Helper()
-	c, err := api.NewService(context.Background(), option.WithEndpoint(s.HostEndpoints.Compute+"/compute/v1/"), option.WithoutAuthentication())
+	c, err := api.NewService(context.Background(), option.WithEndpoint(s.HostEndpoints.Compute+"/compute/v1/"), option.WithHTTPClient(admin(t, s)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +389,7 @@ func TestVMs(t *testing.T) {
 		{"metadata of a VM", "a", "", []string{"bash", "-c", metadataRequest("169.254.169.254", "instance/name")}, "a", 0},
 		{"metadata of the workstation", "", "", []string{"bash", "-c", metadataRequest("10.128.0.1", "project/project-id")}, Project, 0},
 		{"the workstation's directory is the host's", "", "", []string{"pwd"}, workingDirectory(t) + "\n", 0},
-		{"the workstation's environment", "", "", []string{"sh", "-c", "echo $SLUICE_ENDPOINT_LUSTRE $STORAGE_EMULATOR_HOST $GOOGLE_CLOUD_PROJECT"}, APIURL + " " + APIURL + " " + Project + "\n", 0},
+		{"the workstation's environment", "", "", []string{"sh", "-c", "echo $SLUICE_ENDPOINT_LUSTRE $SLUICE_ENDPOINT_IAM $GOOGLE_CLOUD_PROJECT"}, APIURL + " " + APIURL + " " + Project + "\n", 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out, errs, code := run(t, name, tc.vm, tc.user, tc.args...)
@@ -565,7 +580,7 @@ func createLustre(t *testing.T, s *Status) string {
 			t.Fatal(err)
 		}
 		req.Header.Set("Content-Type", "application/json")
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := admin(t, s).Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}

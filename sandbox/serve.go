@@ -29,6 +29,7 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/iam"
 	"github.com/sluicehpc/sluice/sandbox/lustre"
 	"github.com/sluicehpc/sluice/sandbox/metadata"
+	"github.com/sluicehpc/sluice/sandbox/monitoring"
 	"github.com/sluicehpc/sluice/sandbox/storage"
 	"github.com/sluicehpc/sluice/sandbox/vm"
 )
@@ -51,6 +52,7 @@ type config struct {
 	Root        string    `json:"root"`  // of the VMs
 	Image       string    `json:"image"` // the layer over it, or ""
 	ImageFamily string    `json:"image_family"`
+	Kernel      string    `json:"kernel"`
 	Guest       string    `json:"guest"`
 	HostURL     string    `json:"host_url"`
 	CheckAPIs   string    `json:"check_apis,omitempty"` // see Options
@@ -135,6 +137,7 @@ func serve(ready *os.File) error {
 	g.Go(func() error { return o.cuts.watch(ctx) })
 	g.Go(func() error { return httpServe(api)(hostListener) })
 	g.Go(func() error { return httpServe(controlServer)(control) })
+	g.Go(func() error { o.monitoring.Run(ctx); return nil })
 	g.Go(func() error { return guest.ServeLustreSocket(ctx, lustreSocket, lustreMounts{o}) })
 	g.Go(func() error {
 		<-ctx.Done()
@@ -194,6 +197,8 @@ type outer struct {
 	compute  *compute.Server
 	metadata *metadata.Server
 	lustre   *lustre.Server
+
+	monitoring *monitoring.Server
 }
 
 func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
@@ -202,14 +207,14 @@ func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
 	cloudClock := o.faults.Clock(clock.System)
 	o.front = &front.Front{Faults: o.faults, Clock: cloudClock, Log: log}
 	o.iam = iam.New(iam.Options{Project: Project, Clock: cloudClock})
-	host := &vm.Host{Bridge: bridge, Guest: cfg.Guest, Domain: zoneDomain, DNS: netip.MustParseAddr(metadataAddress)}
+	host := &vm.Host{Bridge: bridge, Guest: cfg.Guest, Domain: zoneDomain, DNS: netip.MustParseAddr(metadataAddress), Kernel: cfg.Kernel}
 	o.machines = newMachines(host, p, cfg, log)
-	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project, Now: cloudClock.Now, Faults: o.faults}); err != nil {
+	if o.storage, err = storage.New(storage.Options{Dir: p.objects(), Project: Project, Now: cloudClock.Now, Faults: o.faults, IAM: o.iam}); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
 	o.compute, err = compute.New(compute.Config{
 		Project: Project, Zone: Zone, Subnet: netip.MustParsePrefix(networkPrefix), VMs: o.machines, Faults: o.faults, Clock: cloudClock,
-		Caller: o.iam.Caller, Console: o.machines.console,
+		IAM: o.iam, Caller: o.iam.Caller, Console: o.machines.console,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.storage.Close())
@@ -225,12 +230,13 @@ func newOuter(cfg config, log *slog.Logger) (_ *outer, err error) {
 		Clock: cloudClock, Instances: o.compute, Tokens: o.iam, Identities: o.iam, Workstation: []netip.Addr{netip.MustParseAddr(gatewayAddress)},
 	})
 	o.lustre, err = lustre.New(lustre.Options{
-		Dir: p.files(), Bucket: lustre.FromStorage(o.storage), Faults: o.faults, Now: cloudClock.Now, Addresses: netip.MustParsePrefix(lustrePrefix),
+		Dir: p.files(), Bucket: lustre.FromStorage(o.storage), Faults: o.faults, IAM: o.iam, Now: cloudClock.Now, Addresses: netip.MustParsePrefix(lustrePrefix),
 		Listen: listenOwnAddress, ServeCommand: []string{cfg.Guest, "lustrefs"}, Log: log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.storage.Close())
 	}
+	o.monitoring = monitoring.New(monitoring.Options{Project: Project, Lustre: o.lustre, Clock: cloudClock, Authorize: o.iam.Authorize})
 	return o, nil
 }
 
@@ -258,6 +264,8 @@ func (o *outer) apis() http.Handler {
 			o.iam.ServeHTTP(w, r)
 		case "lustre":
 			o.lustre.ServeHTTP(w, r)
+		case "monitoring":
+			o.monitoring.ServeHTTP(w, r)
 		default:
 			o.storage.ServeHTTP(w, r)
 		}

@@ -9,7 +9,10 @@ import (
 
 	"github.com/sluicehpc/sluice/controller/config"
 	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/gcp/iam"
+	"github.com/sluicehpc/sluice/policy"
 	"github.com/sluicehpc/sluice/sandbox/rootfs"
+	"github.com/sluicehpc/sluice/slurm/conf"
 )
 
 // What the sandbox's cluster is called.
@@ -26,6 +29,7 @@ const (
 	FSName      = "scratch" // its file system name, at most 8 letters and digits
 	MountDir    = "/lustre"
 	Account     = "research"
+	DataAccount = "research-data" // the service account that has the rights on the account's buckets
 )
 
 // Users are the ordinary users of the VMs' image; all may submit jobs.
@@ -61,16 +65,21 @@ func Config(endpoints gcp.Endpoints, slurmVersion string) *config.Config {
 		}},
 		NodeSets: []config.NodeSet{{
 			Name: "compute", Nodes: Nodes, MachineType: "n2-standard-2", ImageFamily: ImageFamily,
-			Network: "default", CPUs: 2, MemoryMiB: 2048,
+			Network: "default", ServiceAccount: iam.AccountEmail(NodeAccount, Project), CPUs: 2, MemoryMiB: 2048,
 		}},
 		Partitions: []config.Partition{{Name: Partition, NodeSets: []string{"compute"}, Default: true}},
 		Slurm: config.Slurm{
-			Version: slurmVersion, Auth: "slurm", CgroupPlugin: "disabled", Proctrack: "linuxproc",
+			Version: slurmVersion, Auth: authOf(slurmVersion), CgroupPlugin: "disabled", Proctrack: "linuxproc",
 			ControllerHost: Controller, AccountingHost: Controller,
 			ResumeTimeout:  config.Duration(2 * time.Minute),
 			SuspendTimeout: config.Duration(30 * time.Second),
 			SuspendTime:    config.Duration(5 * time.Minute),
 		},
+		Policy: policy.Policy{{
+			Accounts: []string{Account},
+			Read:     []string{"gs://research-*/"}, Write: []string{"gs://research-*/"},
+			ServiceAccount: iam.AccountEmail(DataAccount, Project),
+		}},
 	}
 }
 
@@ -91,12 +100,25 @@ set -eu
 `
 }
 
-// loginScript is the login VM's startup script: auth/slurm needs sackd, which
-// also fetches Slurm's configuration from the controller.
-func loginScript() string {
-	return `#!/bin/bash
+// authOf is how the daemons of a Slurm trust each other: "slurm" where it has auth/slurm.
+func authOf(slurmVersion string) string {
+	if v, err := conf.ParseVersion(slurmVersion); err == nil && !v.HasAuthSlurm() {
+		return "munge"
+	}
+	return "slurm"
+}
+
+// loginScript is the login VM's startup script. What users' commands need is started by the agent once its key
+// is there: sackd, which also fetches Slurm's configuration, or munge, with which the commands fetch it themselves.
+func loginScript(auth string) string {
+	script := `#!/bin/bash
 set -eu
-systemctl enable --now sackd sluice-agent
+`
+	if auth == "munge" {
+		script += `echo SLURM_CONF_SERVER=` + Controller + `:6817 >>/etc/environment
+`
+	}
+	return script + `systemctl enable --now sluice-agent
 echo "login: set up"
 `
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehpc/sluice/controller/setup"
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 )
 
@@ -43,11 +44,14 @@ func Create(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	if err := createAccounts(ctx, o); err != nil {
+		return err
+	}
 	// sluiced waits for the instance by itself, so both can be made at a time.
 	group, gctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return createLustre(gctx, o) })
 	group.Go(func() error {
-		return insert(gctx, vms, Controller, "default", map[string]string{
+		return insert(gctx, vms, Controller, ControllerAccount, map[string]string{
 			"sluice-role":         "controller",
 			setup.ConfigAttribute: string(sluiceYAML),
 			"startup-script":      controllerScript(),
@@ -61,11 +65,11 @@ func Create(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := insert(ctx, vms, Login, "", map[string]string{
+	if err := insert(ctx, vms, Login, NodeAccount, map[string]string{
 		"sluice-role":        "login",
 		"sluice-controller":  status.Address,
 		"sluice-fingerprint": status.Fingerprint,
-		"startup-script":     loginScript(),
+		"startup-script":     loginScript(authOf(o.Slurm)),
 	}); err != nil {
 		return err
 	}
@@ -95,13 +99,13 @@ func createLustre(ctx context.Context, o Options) error {
 	return nil
 }
 
-// insert makes a VM under a service account, or none: only the controller calls Google's APIs.
+// insert makes a VM under one of the cluster's service accounts.
 func insert(ctx context.Context, vms *compute.Client, name, account string, metadata map[string]string) error {
 	op, err := vms.Insert(ctx, compute.InsertRequest{
 		RequestID: uuid.NewString(), Name: name,
 		Spec: compute.Spec{
 			MachineType: "n2-standard-2", Image: "projects/" + Project + "/global/images/family/" + ImageFamily,
-			Network: "global/networks/default", ServiceAccount: account, Metadata: metadata, Labels: map[string]string{"sluice-cluster": Name},
+			Network: "global/networks/default", ServiceAccount: iam.AccountEmail(account, Project), Metadata: metadata, Labels: map[string]string{"sluice-cluster": Name},
 		},
 	})
 	if err == nil {

@@ -92,19 +92,25 @@ func (s *Sandbox) Put(ctx context.Context, bucket, object, content string) error
 	if err := json.Unmarshal([]byte(out), &status); err != nil {
 		return fmt.Errorf("sluice sandbox status: %w", err)
 	}
-	endpoint := status.HostEndpoints.Storage
-	if err := post(ctx, endpoint+"/storage/v1/b?project=sluice-sandbox", "application/json", fmt.Sprintf(`{"name":%q}`, bucket)); err != nil {
+	token, err := s.run(ctx, nil, "token", "--name", SandboxName)
+	if err != nil {
 		return err
 	}
-	return post(ctx, endpoint+"/upload/storage/v1/b/"+bucket+"/o?uploadType=media&name="+url.QueryEscape(object), "text/plain", content)
+	token = strings.TrimSpace(token)
+	endpoint := status.HostEndpoints.Storage
+	if err := post(ctx, token, endpoint+"/storage/v1/b?project=sluice-sandbox", "application/json", fmt.Sprintf(`{"name":%q}`, bucket)); err != nil {
+		return err
+	}
+	return post(ctx, token, endpoint+"/upload/storage/v1/b/"+bucket+"/o?uploadType=media&name="+url.QueryEscape(object), "text/plain", content)
 }
 
-func post(ctx context.Context, url, contentType, body string) error {
+func post(ctx context.Context, token, url, contentType, body string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", contentType)
+	req.Header.Set("Authorization", "Bearer "+token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cloud.google.com/go/storage"
+	"golang.org/x/oauth2"
 	"google.golang.org/api/iterator"
 	"google.golang.org/api/option"
 )
@@ -42,11 +43,21 @@ func sandboxStatus(t *testing.T) status {
 	return s
 }
 
+// admin is a token of the owner of the sandbox's project.
+func admin(t *testing.T) oauth2.TokenSource {
+	t.Helper()
+	out, err := sluice(t.Context(), nil, "sandbox", "token", "--name", sandboxName)
+	if err != nil {
+		t.Fatalf("sandbox token: %v\n%s", err, out)
+	}
+	return oauth2.StaticTokenSource(&oauth2.Token{AccessToken: strings.TrimSpace(out)})
+}
+
 // storageClient is Google's own client on the sandbox's forward to this host.
 func storageClient(t *testing.T) *storage.Client {
 	t.Helper()
 	c, err := storage.NewClient(t.Context(), option.WithEndpoint(sandboxStatus(t).HostEndpoints["storage"]+"/storage/v1/"),
-		option.WithoutAuthentication(), storage.WithJSONReads())
+		option.WithTokenSource(admin(t)), storage.WithJSONReads())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +72,7 @@ func get(t *testing.T, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := oauth2.NewClient(t.Context(), admin(t)).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
