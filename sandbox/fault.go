@@ -31,6 +31,8 @@ func serviceOf(path string) string {
 		return "iam"
 	case strings.HasPrefix(path, "/v1/projects/"):
 		return "lustre"
+	case strings.HasPrefix(path, "/v3/projects/"):
+		return "monitoring"
 	}
 	return "storage"
 }
