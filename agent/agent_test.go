@@ -23,9 +23,11 @@ import (
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
+	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/lustre/probe"
 	"github.com/sluicehpc/sluice/prolog"
+	"github.com/sluicehpc/sluice/trust"
 )
 
 // callAs makes the test binary a caller of another uid: socket and operation follow.
@@ -46,15 +48,15 @@ func TestMain(m *testing.M) {
 }
 
 func TestBootOfAComputeNode(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	v.kernel.mountErr = errors.New("the server cannot be reached")
 	var startedAfter api.NodeReport
 	v.boot(func(a *Agent) {
-		start := a.start
-		a.start = func(ctx context.Context, unit string) error {
+		start := a.systemctl
+		a.systemctl = func(ctx context.Context, verb, unit string) error {
 			startedAfter, _ = s.last()
-			return start(ctx, unit)
+			return start(ctx, verb, unit)
 		}
 	})
 
@@ -82,7 +84,7 @@ func TestBootOfAComputeNode(t *testing.T) {
 		t.Errorf("Prolog after the mount: %+v", got)
 	}
 	r, _ = s.last()
-	want := api.NodeReport{Node: "c-0", Role: api.RoleCompute, Instance: "4711", Version: "test",
+	want := api.NodeReport{Version: "test",
 		BootID: r.BootID, StartedAt: r.StartedAt, ReadyAt: r.ReadyAt,
 		Mounts: []api.MountState{{Name: "scratch", Source: scratch.Source, Dir: scratch.Dir, State: "ok"}}}
 	if d := cmp.Diff(want, r); d != "" {
@@ -99,8 +101,8 @@ func TestBootOfAComputeNode(t *testing.T) {
 
 func TestSlurmdIsForComputeNodesOnly(t *testing.T) {
 	for _, role := range []api.Role{api.RoleLogin, api.RoleController} {
-		s := newSluiced(t)
-		v := newVM(t, s, role)
+		s := newSluiced(t, role)
+		v := newVM(t, s)
 		a, stop := v.boot(nil)
 		if !a.reported.wait(t.Context()) {
 			t.Fatal("not ready")
@@ -113,7 +115,7 @@ func TestSlurmdIsForComputeNodesOnly(t *testing.T) {
 }
 
 func TestSlurmdStartsThoughSluicedNeverHears(t *testing.T) {
-	s := newSluiced(t)
+	s := newSluiced(t, api.RoleCompute)
 	s.hook = func(_ context.Context, op string) error {
 		r, n := s.last()
 		if op == api.OpAgentReport && n > 0 && r.ReadyAt == "" {
@@ -121,24 +123,24 @@ func TestSlurmdStartsThoughSluicedNeverHears(t *testing.T) {
 		}
 		return nil
 	}
-	v := newVM(t, s, api.RoleCompute)
+	v := newVM(t, s)
 	failures := 0
 	v.boot(func(a *Agent) {
 		a.pace.grace = time.Millisecond
-		start := a.start
-		a.start = func(ctx context.Context, unit string) error {
+		start := a.systemctl
+		a.systemctl = func(ctx context.Context, verb, unit string) error {
 			if failures++; failures < 3 {
 				return errors.New("systemd is busy")
 			}
-			return start(ctx, unit)
+			return start(ctx, verb, unit)
 		}
 	})
 	eventually(t, "slurmd", func() bool { return slices.Equal(v.units(), []string{"slurmd"}) })
 }
 
 func TestSluicedAwayAndBack(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	before, _ := s.last()
@@ -182,8 +184,8 @@ func TestSluicedAwayAndBack(t *testing.T) {
 }
 
 func TestRestartWithEverythingAway(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	_, stop := v.boot(nil)
 	eventually(t, "slurmd", func() bool { return len(v.units()) == 1 })
 	v.prolog(1, aliceUID)
@@ -203,7 +205,7 @@ func TestRestartWithEverythingAway(t *testing.T) {
 		t.Errorf("ready at %s, before %s", readyAt, before.ReadyAt)
 	}
 	for _, uid := range []uint32{aliceUID, bobUID} { // one job from before, one from after
-		if _, err := a.vouch(t.Context(), uid); err != nil {
+		if err := a.vouch(t.Context(), uid); err != nil {
 			t.Errorf("uid %d: %v", uid, err)
 		}
 	}
@@ -222,8 +224,8 @@ func TestRestartWithEverythingAway(t *testing.T) {
 
 // After another boot nothing of the earlier one counts.
 func TestStateOfAnotherBoot(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	for name, text := range map[string]string{
 		"another boot": `{"boot_id":"x","ready_at":"2020-01-01T00:00:00.000000000Z","known":true,"jobs":{"1":10001}}`,
 		"damaged":      `{"boot_id":`,
@@ -241,7 +243,7 @@ func TestStateOfAnotherBoot(t *testing.T) {
 		if r, _ := s.last(); r.ReadyAt < "2021" {
 			t.Errorf("%s: ready at %q", name, r.ReadyAt)
 		}
-		if _, err := a.vouch(t.Context(), aliceUID); err == nil {
+		if err := a.vouch(t.Context(), aliceUID); err == nil {
 			t.Errorf("%s: vouched for a job of another boot", name)
 		}
 		stop()
@@ -250,8 +252,8 @@ func TestStateOfAnotherBoot(t *testing.T) {
 }
 
 func TestMetadataAwayAtBoot(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	v := newVM(t, s)
 	v.metadata.err = errors.New("metadata server away")
 	v.boot(nil)
 	eventually(t, "the reason", func() bool {
@@ -264,45 +266,27 @@ func TestMetadataAwayAtBoot(t *testing.T) {
 	eventually(t, "a report", func() bool { _, n := s.last(); return n > 0 })
 }
 
-func TestKeyComesLate(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
-	if err := os.WriteFile(v.keyFile, []byte("an old key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	a, _ := v.boot(nil)
-	eventually(t, "the refusal", func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return strings.Contains(a.lastError, "does not hold this cluster's key")
-	})
-	if err := os.WriteFile(v.keyFile, slurmKey, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	a.reported.wait(t.Context())
-}
-
-func TestSluicedGetsANewCertificate(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+func TestSluicedGetsANewAuthority(t *testing.T) {
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	s.stop()
-	s.dir = t.TempDir()
+	s.newAuthority()
 	s.start()
 	eventually(t, "the refusal", func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return strings.Contains(a.lastError, s.fingerprint)
+		return strings.Contains(a.lastError, s.authority.Fingerprint())
 	})
 	_, n := s.last()
-	v.metadata.set(func(m *attributes) { m.values["instance/attributes/"+AttributeFingerprint] = s.fingerprint })
+	v.metadata.set(func(m *attributes) { m.values["instance/attributes/"+AttributeFingerprint] = s.authority.Fingerprint() })
 	eventually(t, "reports again", func() bool { _, m := s.last(); return m > n })
 }
 
 func TestTroubleAndItsCause(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	s.answer.NextSeconds = 3600 // what is reported then is reported because something changed
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
@@ -355,8 +339,8 @@ func TestTroubleAndItsCause(t *testing.T) {
 }
 
 func TestWhatIsMountedFollowsSluiced(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	v := newVM(t, s)
 	s.answer.FileSystems = nil
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context()) // nothing to mount: ready
@@ -396,8 +380,8 @@ func TestWhatIsMountedFollowsSluiced(t *testing.T) {
 }
 
 func TestMountIsLostAndComesBack(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	v.kernel.set(func(k *kernel) { delete(k.mounted, "/lustre"); k.mounts = 0 })
@@ -410,8 +394,8 @@ func TestMountIsLostAndComesBack(t *testing.T) {
 }
 
 func TestSluicedHangs(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	v := newVM(t, s)
 	a, _ := v.boot(func(a *Agent) { a.pace.call, a.pace.user = 20*time.Millisecond, 20*time.Millisecond })
 	a.reported.wait(t.Context())
 	s.set(func(s *sluiced) {
@@ -435,12 +419,14 @@ func TestSluicedHangs(t *testing.T) {
 }
 
 func TestWhomTheAgentSpeaksFor(t *testing.T) {
-	s := newSluiced(t)
-	compute, login := newVM(t, s, api.RoleCompute), newVM(t, s, api.RoleLogin)
+	s, sl, sk := newSluiced(t, api.RoleCompute), newSluiced(t, api.RoleLogin), newSluiced(t, api.RoleController)
+	compute, login, controller := newVM(t, s), newVM(t, sl), newVM(t, sk)
 	c, _ := compute.boot(nil)
 	l, _ := login.boot(nil)
-	c.reported.wait(t.Context())
-	l.reported.wait(t.Context())
+	k, _ := controller.boot(nil)
+	for _, a := range []*Agent{c, l, k} {
+		a.reported.wait(t.Context())
+	}
 	compute.prolog(1, aliceUID)
 	compute.prolog(2, slurmUID)
 	compute.prolog(3, 0)
@@ -464,9 +450,11 @@ func TestWhomTheAgentSpeaksFor(t *testing.T) {
 		{"login, root", l, 0, false},
 		{"login, SlurmUser", l, slurmUID, false},
 		{"login, nobody of the kernel", l, prolog.NoUID, false},
+		{"controller, a person", k, bobUID, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			body := json.RawMessage(`{"all":true,"uid":0}`)
+			s := map[*Agent]*sluiced{c: s, l: sl, k: sk}[tt.agent]
 			s.set(func(s *sluiced) { s.users = nil })
 			out, err := tt.agent.handle(t.Context(), local.Peer{UID: tt.uid}, api.Request{Version: 1, Op: api.OpStatus, Body: body})
 			s.mu.Lock()
@@ -477,7 +465,7 @@ func TestWhomTheAgentSpeaksFor(t *testing.T) {
 				}
 				return
 			}
-			want := []api.UserCall{{UID: tt.uid, Node: "c-0", Op: api.OpStatus, Body: body}}
+			want := []api.UserCall{{UID: tt.uid, Op: api.OpStatus, Body: body}}
 			if d := cmp.Diff(want, s.users); err != nil || d != "" {
 				t.Errorf("%v, sent (-want +got):\n%s", err, d)
 			}
@@ -495,8 +483,9 @@ func TestWhomTheAgentSpeaksFor(t *testing.T) {
 }
 
 func TestSlurmUserIsNotKnown(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	s.keys = api.Keys{}
+	v := newVM(t, s)
 	var mu sync.Mutex
 	answer := error(errors.New("the directory server is slow"))
 	a, _ := v.boot(func(a *Agent) {
@@ -507,13 +496,13 @@ func TestSlurmUserIsNotKnown(t *testing.T) {
 		}
 	})
 	a.reported.wait(t.Context())
-	if _, err := a.vouch(t.Context(), aliceUID); api.CodeOf(err) != api.CodeUnavailable {
+	if err := a.vouch(t.Context(), aliceUID); api.CodeOf(err) != api.CodeUnavailable {
 		t.Errorf("got %v, want unavailable: it might be SlurmUser", err)
 	}
 	mu.Lock()
 	answer = users.ErrUnknown
 	mu.Unlock()
-	if _, err := a.vouch(t.Context(), aliceUID); err != nil {
+	if err := a.vouch(t.Context(), aliceUID); err != nil {
 		t.Errorf("a VM without SlurmUser: %v", err)
 	}
 }
@@ -523,8 +512,8 @@ func TestCallersOfOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root to start a process of another user")
 	}
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	if err := os.Chmod(v.root, 0o755); err != nil {
@@ -572,8 +561,8 @@ func TestCallersOfOtherUsers(t *testing.T) {
 }
 
 func TestHostileCallers(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	for _, line := range []string{
@@ -611,8 +600,8 @@ func TestHostileCallers(t *testing.T) {
 }
 
 func TestMomentsThatHooksLeft(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	at := time.Now()
 	for i, m := range []prolog.Moment{
 		{UID: aliceUID, JobEvent: api.JobEvent{JobID: 1, Event: prolog.EventProlog}},
@@ -642,17 +631,22 @@ func TestMomentsThatHooksLeft(t *testing.T) {
 	if d := cmp.Diff(want, s.events()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	if _, err := a.vouch(t.Context(), aliceUID); err != nil {
+	if err := a.vouch(t.Context(), aliceUID); err != nil {
 		t.Errorf("whose job is here: %v", err)
 	}
-	if _, err := a.vouch(t.Context(), bobUID); err == nil {
+	if err := a.vouch(t.Context(), bobUID); err == nil {
 		t.Error("vouched for one whose job has left")
 	}
 	eventually(t, "an empty spool", func() bool { files, _ := prolog.Kept(v.root + prolog.SpoolDir); return len(files) == 0 })
 }
 
 func TestIdentity(t *testing.T) {
-	s := newSluiced(t)
+	s := newSluiced(t, api.RoleCompute)
+	own := filepath.Join(t.TempDir(), "tls")
+	ca, err := trust.OpenCA(own, "c", clock.System)
+	if err != nil {
+		t.Fatal(err)
+	}
 	fp := strings.Repeat("ab", 32)
 	for _, tt := range []struct {
 		name   string
@@ -660,33 +654,29 @@ func TestIdentity(t *testing.T) {
 		want   identity
 		err    string
 	}{
-		{name: "from the metadata server", want: identity{"c-0", "4711", api.RoleCompute, s.address, s.fingerprint}},
+		{name: "from the metadata server", want: identity{Instance: vmID, Controller: s.address, Fingerprint: s.authority.Fingerprint()}},
 		{name: "the command line first", change: func(a *Agent, m *attributes) {
-			a.config.Node, a.config.Instance, a.config.Role = "n", "1", api.RoleLogin
-			a.config.Controller, a.config.Fingerprint = "h:1", fp
-			m.err = errors.New("must not be asked")
-		}, want: identity{"n", "1", api.RoleLogin, "h:1", fp}},
+			a.config.Controller, a.config.Fingerprint = "h:1", strings.ToUpper(fp)
+			m.values = map[string]string{"instance/id": "1"}
+		}, want: identity{Instance: "1", Controller: "h:1", Fingerprint: fp}},
 		{name: "no attribute", change: func(_ *Agent, m *attributes) {
 			delete(m.values, "instance/attributes/"+AttributeController)
 		}, err: AttributeController},
 		{name: "empty attribute", change: func(_ *Agent, m *attributes) {
 			m.values["instance/attributes/"+AttributeFingerprint] = " \n"
 		}, err: "empty"},
-		{name: "strange role", change: func(_ *Agent, m *attributes) {
-			m.values["instance/attributes/"+AttributeRole] = "root"
-		}, err: `role "root"`},
 		{name: "on the controller", change: func(a *Agent, m *attributes) {
-			a.config.CertDir = s.dir
-			m.values = map[string]string{"instance/name": "controller", "instance/id": "1"}
-		}, want: identity{"controller", "1", api.RoleController, "127.0.0.1:8443", s.fingerprint}},
+			a.config.TLSDir = own
+			m.values = map[string]string{"instance/id": "1"}
+		}, want: identity{Instance: "1", Controller: "127.0.0.1:8443", Fingerprint: ca.Fingerprint()}},
 		{name: "on the controller with another port", change: func(a *Agent, m *attributes) {
-			a.config.CertDir, a.config.Controller = s.dir, "127.0.0.1:9"
-		}, want: identity{"c-0", "4711", api.RoleController, "127.0.0.1:9", s.fingerprint}},
+			a.config.TLSDir, a.config.Controller = own, "127.0.0.1:9"
+		}, want: identity{Instance: vmID, Controller: "127.0.0.1:9", Fingerprint: ca.Fingerprint()}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := newVM(t, s, api.RoleCompute)
+			v := newVM(t, s)
 			a := New(Defaults, nil)
-			a.config.CertDir = filepath.Join(v.root, "tls")
+			a.config.TLSDir = filepath.Join(v.root, "tls")
 			a.metadata = v.metadata
 			if tt.change != nil {
 				tt.change(a, v.metadata)
@@ -707,7 +697,7 @@ func TestIdentity(t *testing.T) {
 
 // Google's client against a metadata server over HTTP.
 func TestIdentityOverHTTP(t *testing.T) {
-	values := map[string]string{"name": "login", "id": "5", "attributes/" + AttributeRole: "login",
+	values := map[string]string{"id": "5",
 		"attributes/" + AttributeController: "controller:8443", "attributes/" + AttributeFingerprint: strings.Repeat("ab", 32)}
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v, ok := values[strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/")]
@@ -721,18 +711,18 @@ func TestIdentityOverHTTP(t *testing.T) {
 	defer h.Close()
 	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(h.URL, "http://"))
 	c := Defaults
-	c.CertDir = t.TempDir()
+	c.TLSDir = t.TempDir()
 	a := New(c, nil)
 	a.metadata = metadata.NewWithOptions(&metadata.Options{Client: h.Client()})
 	got, err := a.identify(t.Context())
-	if want := (identity{"login", "5", api.RoleLogin, "controller:8443", strings.Repeat("ab", 32)}); err != nil || got != want {
+	if want := (identity{Instance: "5", Controller: "controller:8443", Fingerprint: strings.Repeat("ab", 32)}); err != nil || got != want {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 }
 
 func TestEverythingAtOnce(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleCompute)
+	s := newSluiced(t, api.RoleCompute)
+	v := newVM(t, s)
 	a, _ := v.boot(nil)
 	a.reported.wait(t.Context())
 	var wg sync.WaitGroup
@@ -765,8 +755,8 @@ func TestEverythingAtOnce(t *testing.T) {
 }
 
 func TestTellsSystemd(t *testing.T) {
-	s := newSluiced(t)
-	v := newVM(t, s, api.RoleLogin)
+	s := newSluiced(t, api.RoleLogin)
+	v := newVM(t, s)
 	name := filepath.Join(v.root, "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
 	if err != nil {

@@ -2,14 +2,18 @@ package agent
 
 import (
 	"context"
-	"crypto/tls"
+	"crypto/ecdsa"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,68 +23,132 @@ import (
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
 	"github.com/sluicehpc/sluice/api/remote"
+	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/internal/retry"
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/lustre"
 	"github.com/sluicehpc/sluice/lustre/probe"
+	"github.com/sluicehpc/sluice/trust"
 )
 
 var slurmKey = []byte("the key of this test's cluster")
+
+// vmID is the instance id of the tests' VM.
+const vmID = "4711"
 
 // scratch is the file system of most tests.
 var scratch = api.FileSystem{Name: "scratch", Source: "10.0.0.5@tcp:/fs", Dir: "/lustre", Default: true}
 
 // sluiced is a controller over real TLS that can be stopped and started again.
+// It gives a certificate to everybody whose token is made out to it; whom it
+// should believe is package controller's matter.
 type sluiced struct {
-	t           *testing.T
-	dir         string // of its certificate
-	address     string
-	fingerprint string
-	stop        func()
+	t         *testing.T
+	authority *trust.CA
+	address   string
+	stop      func()
 
 	mu      sync.Mutex // guards everything that follows
+	role    api.Role   // in certificates
 	reports []api.NodeReport
 	jobs    []api.JobEvent
 	users   []api.UserCall
 	answer  api.ReportAnswer
+	keys    api.Keys
+	// enrolled are the hashes of keys that got certificates; revoked is set when they count no more.
+	enrolled []string
+	renewed  int
+	revoked  bool
 	// hook is called first, with mu free, or nil; an error is the answer.
 	hook func(ctx context.Context, op string) error
 }
 
-func newSluiced(t *testing.T) *sluiced {
-	s := &sluiced{t: t, dir: t.TempDir(), address: "127.0.0.1:0",
-		answer: api.ReportAnswer{FileSystems: []api.FileSystem{scratch}, NextSeconds: 0.02}}
+func newSluiced(t *testing.T, role api.Role) *sluiced {
+	s := &sluiced{t: t, address: "127.0.0.1:0", role: role,
+		answer: api.ReportAnswer{FileSystems: []api.FileSystem{scratch}, NextSeconds: 0.02},
+		keys:   api.Keys{Files: []api.KeyFile{{Path: "/etc/slurm/slurm.key", Owner: "slurm", Data: slurmKey}}}}
+	s.newAuthority()
 	s.start()
 	return s
 }
 
-func (s *sluiced) start() {
+func (s *sluiced) newAuthority() {
 	s.t.Helper()
-	cert, fp, err := remote.Certificate(s.dir, []string{"127.0.0.1"})
+	ca, err := trust.OpenCA(filepath.Join(s.t.TempDir(), "tls"), "c", clock.System)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	s.authority = ca
+}
+
+func (s *sluiced) start() {
+	s.t.Helper()
 	l, err := net.Listen("tcp", s.address)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.address, s.fingerprint = l.Addr().String(), fp
-	s.stop = serve(s.t, l, cert, s.handle)
-}
-
-func serve(t *testing.T, l net.Listener, cert tls.Certificate, h func(context.Context, api.Request) (any, error)) (stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
+	s.address = l.Addr().String()
+	ctx, cancel := context.WithCancel(s.t.Context())
 	done := make(chan struct{})
+	server := remote.Server{TLS: s.authority.ServerTLS(nil), Admit: s.admit, Enrol: s.enrol}
 	go func() {
 		defer close(done)
-		if err := (remote.Server{Key: slurmKey, Handle: h}).Serve(ctx, l, cert); err != nil {
-			t.Errorf("serve: %v", err)
+		if err := server.Serve(ctx, l); err != nil {
+			s.t.Errorf("serve: %v", err)
 		}
 	}()
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done }) }
-	t.Cleanup(stop)
-	return stop
+	s.stop = func() { once.Do(func() { cancel(); <-done }) }
+	s.t.Cleanup(s.stop)
+}
+
+func (s *sluiced) admit(cert *x509.Certificate) (remote.Handler, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.revoked {
+		return nil, api.Errorf(api.CodeUnenrolled, "revoked")
+	}
+	return func(ctx context.Context, req api.Request) (any, error) {
+		if req.Op != api.OpAgentRenew {
+			return s.handle(ctx, req)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.renewed++
+		return s.sign(cert.PublicKey.(*ecdsa.PublicKey))
+	}, nil
+}
+
+func (s *sluiced) enrol(ctx context.Context, _ string, req api.Request) (any, error) {
+	s.mu.Lock()
+	hook := s.hook
+	s.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx, req.Op); err != nil {
+			return nil, err
+		}
+	}
+	var in api.EnrolRequest
+	if err := json.Unmarshal(req.Body, &in); err != nil {
+		return nil, err
+	}
+	key, hash, err := trust.ParseRequest(in.Request)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if want := "token for " + trust.Audience(s.authority.Fingerprint(), hash); in.Token != want {
+		return nil, api.Errorf(api.CodeDenied, "got %q, want %q", in.Token, want)
+	}
+	s.enrolled, s.revoked = append(s.enrolled, hash), false
+	return s.sign(key)
+}
+
+// sign is called with mu held.
+func (s *sluiced) sign(key *ecdsa.PublicKey) (any, error) {
+	chain, _, err := s.authority.Sign(key, trust.Agent{Cluster: "c", Role: s.role, Instance: vmID, Node: "c-0"})
+	return api.Certificate{Chain: chain}, err
 }
 
 func (s *sluiced) handle(ctx context.Context, req api.Request) (any, error) {
@@ -95,6 +163,8 @@ func (s *sluiced) handle(ctx context.Context, req api.Request) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch req.Op {
+	case api.OpAgentKeys:
+		return s.keys, nil
 	case api.OpAgentReport:
 		var r api.NodeReport
 		if err := json.Unmarshal(req.Body, &r); err != nil {
@@ -190,6 +260,8 @@ type attributes struct {
 	mu     sync.Mutex // guards everything that follows
 	values map[string]string
 	err    error
+	// noAccount: the VM runs under no service account.
+	noAccount bool
 }
 
 func (m *attributes) GetWithContext(_ context.Context, suffix string) (string, error) {
@@ -197,6 +269,13 @@ func (m *attributes) GetWithContext(_ context.Context, suffix string) (string, e
 	defer m.mu.Unlock()
 	if m.err != nil {
 		return "", m.err
+	}
+	if query, ok := strings.CutPrefix(suffix, "instance/service-accounts/default/identity?"); ok && !m.noAccount {
+		q, err := url.ParseQuery(query)
+		if err != nil || q.Get("format") != "full" {
+			return "", fmt.Errorf("identity token: %q, %v", query, err)
+		}
+		return "token for " + q.Get("audience"), nil
 	}
 	v, ok := m.values[suffix]
 	if !ok {
@@ -215,33 +294,30 @@ func (m *attributes) set(f func(*attributes)) {
 type vm struct {
 	t        *testing.T
 	root     string
-	keyFile  string
 	kernel   *kernel
 	metadata *attributes
-	mu       sync.Mutex // guards started
+	mu       sync.Mutex // guards what follows
 	started  []string   // systemd units, in order
+	guarded  bool       // users are kept from the metadata server
+	guardErr error
 }
 
 const slurmUID, aliceUID, bobUID = 64030, 10001, 10002
 
-func newVM(t *testing.T, s *sluiced, role api.Role) *vm {
+func newVM(t *testing.T, s *sluiced) *vm {
 	t.Helper()
 	root, err := os.MkdirTemp("", "sluice") // a socket's path is at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
-	v := &vm{t: t, root: root, keyFile: filepath.Join(root, "slurm.key"),
+	v := &vm{t: t, root: root,
 		kernel: &kernel{mounted: map[string]string{}},
 		metadata: &attributes{values: map[string]string{
-			"instance/name": "c-0", "instance/id": "4711",
-			"instance/attributes/" + AttributeRole:        string(role),
+			"instance/id": vmID,
 			"instance/attributes/" + AttributeController:  s.address,
-			"instance/attributes/" + AttributeFingerprint: s.fingerprint,
+			"instance/attributes/" + AttributeFingerprint: s.authority.Fingerprint(),
 		}}}
-	if err := os.WriteFile(v.keyFile, slurmKey, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	return v
 }
 
@@ -249,16 +325,31 @@ func newVM(t *testing.T, s *sluiced, role api.Role) *vm {
 func (v *vm) boot(change func(*Agent)) (a *Agent, stop func()) {
 	v.t.Helper()
 	c := Defaults
-	c.Root, c.KeyFile, c.CertDir, c.Version = v.root, v.keyFile, filepath.Join(v.root, "tls"), "test"
+	c.Root, c.TLSDir, c.Version = v.root, filepath.Join(v.root, "tls"), "test"
 	a = New(c, slog.New(slog.NewTextHandler(v.t.Output(), nil)))
 	a.metadata = v.metadata
 	a.mount = v.kernel.mount
 	a.probe = v.kernel.probe
-	a.start = func(_ context.Context, unit string) error {
+	a.systemctl = func(_ context.Context, verb, unit string) error {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.started = append(v.started, unit)
 		return nil
+	}
+	a.guard = Guard{
+		Ensure: func() (bool, error) {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			put := !v.guarded && v.guardErr == nil
+			v.guarded = v.guarded || put
+			return put, v.guardErr
+		},
+		Remove: func() error {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.guarded = false
+			return nil
+		},
 	}
 	a.user = func(_ context.Context, name string) (users.User, error) {
 		if name != "slurm" {
@@ -268,8 +359,8 @@ func (v *vm) boot(change func(*Agent)) (a *Agent, stop func()) {
 	}
 	const quick = 5 * time.Millisecond
 	a.pace = pace{report: quick, again: quick, probe: quick, spool: quick, grace: time.Hour,
-		identify: time.Second, call: 5 * time.Second, user: 5 * time.Second,
-		mount: retry.Policy{First: quick, Max: quick}, slurmd: retry.Policy{First: quick, Max: quick}}
+		identify: time.Second, call: 5 * time.Second, user: 5 * time.Second, enrol: 5 * time.Second, renew: quick, guard: quick,
+		mount: retry.Policy{First: quick, Max: quick}, keys: retry.Policy{First: quick, Max: quick}, slurmd: retry.Policy{First: quick, Max: quick}}
 	if change != nil {
 		change(a)
 	}

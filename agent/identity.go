@@ -9,14 +9,15 @@ import (
 	"strings"
 
 	"github.com/sluicehpc/sluice/api"
-	"github.com/sluicehpc/sluice/api/remote"
+	"github.com/sluicehpc/sluice/trust"
 )
 
-// Metadata attributes that sluiced gives its VMs.
+// Metadata attributes that sluiced gives its VMs. AttributeRole says what a VM
+// is for; sluiced reads it, not the agent.
 const (
 	AttributeRole        = "sluice-role"
 	AttributeController  = "sluice-controller"  // host:port
-	AttributeFingerprint = "sluice-fingerprint" // SHA-256 of sluiced's certificate in hex
+	AttributeFingerprint = "sluice-fingerprint" // SHA-256 of sluiced's certificate authority in hex
 )
 
 // localController is where sluiced listens on the controller VM by default.
@@ -24,16 +25,16 @@ const localController = "127.0.0.1:8443"
 
 // identity is who this VM is and whom it reports to.
 type identity struct {
-	Node        string   `json:"node"`
-	Instance    string   `json:"instance"`
-	Role        api.Role `json:"role"`
-	Controller  string   `json:"controller"`
-	Fingerprint string   `json:"fingerprint"`
+	Instance    string `json:"instance"`
+	Controller  string `json:"controller"`
+	Fingerprint string `json:"fingerprint"`
+	// Node and Role are what the VM's certificate says.
+	Node string   `json:"node"`
+	Role api.Role `json:"role"`
 }
 
 // identify asks the metadata server what the command line does not say. The
-// controller VM, which is where sluiced keeps its certificate, reports to
-// itself and needs no attributes.
+// controller VM, which is where sluiced keeps its authority, reports to itself.
 func (a *Agent) identify(ctx context.Context) (identity, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.pace.identify)
 	defer cancel()
@@ -53,29 +54,21 @@ func (a *Agent) identify(ctx context.Context) (identity, error) {
 		}
 		return v
 	}
-	id := identity{
-		Node:     ask(c.Node, "instance/name"),
-		Instance: ask(c.Instance, "instance/id"),
-	}
-	own, err := remote.Fingerprint(c.CertDir)
+	id := identity{Instance: ask("", "instance/id")}
+	own, err := trust.Fingerprint(c.TLSDir)
 	switch {
 	case err == nil:
-		id.Role = cmp.Or(c.Role, api.RoleController)
 		id.Controller = cmp.Or(c.Controller, localController)
 		id.Fingerprint = cmp.Or(c.Fingerprint, own)
 	case errors.Is(err, fs.ErrNotExist):
-		id.Role = api.Role(ask(string(c.Role), "instance/attributes/"+AttributeRole))
 		id.Controller = ask(c.Controller, "instance/attributes/"+AttributeController)
 		id.Fingerprint = ask(c.Fingerprint, "instance/attributes/"+AttributeFingerprint)
 	default:
 		failures = append(failures, err)
 	}
+	id.Fingerprint = strings.ToLower(id.Fingerprint)
 	if err := errors.Join(failures...); err != nil {
 		return identity{}, err
 	}
-	switch id.Role {
-	case api.RoleController, api.RoleLogin, api.RoleCompute:
-		return id, nil
-	}
-	return identity{}, fmt.Errorf("role %q is not controller, login or compute", id.Role)
+	return id, nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -210,7 +211,33 @@ func (a *Agent) trouble() string {
 			parts = append(parts, fmt.Sprintf("file system %s at %s: %s: %s", m.fs.Name, m.fs.Dir, m.state, m.detail))
 		}
 	}
+	if o := a.otherTrouble(); o != "" {
+		parts = append(parts, o)
+	}
 	return strings.Join(parts, "; ")
+}
+
+// otherTrouble is what apart from the mounts keeps the node from being ready; a.mu is held.
+func (a *Agent) otherTrouble() string {
+	var parts []string
+	for _, about := range slices.Sorted(maps.Keys(a.obstacles)) {
+		parts = append(parts, a.obstacles[about])
+	}
+	return strings.Join(parts, "; ")
+}
+
+// obstacle notes what keeps the node from being ready, or that nothing of that kind does ("").
+func (a *Agent) obstacle(about, what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.obstacles[about] == what {
+		return
+	}
+	a.obstacles[about] = what
+	if what == "" {
+		delete(a.obstacles, about)
+	}
+	a.stateChanged()
 }
 
 // list returns the mounts in the order of their names; a.mu is held.

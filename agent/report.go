@@ -3,14 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
-	"github.com/sluicehpc/sluice/api/remote"
 	"github.com/sluicehpc/sluice/prolog"
 )
 
@@ -61,17 +59,16 @@ func (a *Agent) reportOnce(ctx context.Context) (time.Duration, error) {
 	failing := a.client == nil || a.lastError != ""
 	a.mu.Unlock()
 	if failing {
-		// What was true once may not be any more: the certificate, the address, the key.
+		// What was true once may not be any more: the certificate, the address.
 		if err := a.connect(ctx); err != nil {
 			return 0, err
 		}
 	}
 	a.mu.Lock()
-	id, generation, readyAt := a.state.Identity, a.generation, a.state.ReadyAt
+	generation, readyAt := a.generation, a.state.ReadyAt
 	r := api.NodeReport{
-		Node: id.Node, Role: id.Role, Instance: id.Instance,
 		BootID: a.bootID, Version: a.config.Version,
-		StartedAt: a.startedAt, ReadyAt: readyAt, Mounts: []api.MountState{},
+		StartedAt: a.startedAt, ReadyAt: readyAt, Mounts: []api.MountState{}, Trouble: a.otherTrouble(),
 	}
 	for _, m := range a.list() {
 		r.Mounts = append(r.Mounts, api.MountState{Name: m.fs.Name, Source: m.fs.Source, Dir: m.fs.Dir, State: string(m.state), Detail: m.detail})
@@ -80,8 +77,14 @@ func (a *Agent) reportOnce(ctx context.Context) (time.Duration, error) {
 
 	var answer api.ReportAnswer
 	if err := a.call(ctx, a.pace.call, api.OpAgentReport, r, &answer); err != nil {
+		if api.CodeOf(err) == api.CodeUnenrolled {
+			a.mu.Lock()
+			a.unenrolled = true
+			a.mu.Unlock()
+		}
 		return 0, err
 	}
+	a.allowMetadata(answer.OpenMetadata)
 	a.apply(ctx, answer.FileSystems)
 	a.mu.Lock()
 	if generation == a.generation {
@@ -91,46 +94,12 @@ func (a *Agent) reportOnce(ctx context.Context) (time.Duration, error) {
 	if readyAt != "" {
 		a.reported.open()
 	}
+	a.renew(ctx)
 	next := a.pace.report
 	if s := answer.NextSeconds; s > 0 && s < maxNext.Seconds() {
 		next = time.Duration(s * float64(time.Second))
 	}
 	return next, nil
-}
-
-// connect makes a new client from what the metadata server and the files say now.
-func (a *Agent) connect(ctx context.Context) error {
-	id, err := a.identify(ctx)
-	if err != nil {
-		// After a restart with the metadata server away, the earlier word holds.
-		a.mu.Lock()
-		id = a.state.Identity
-		a.mu.Unlock()
-		if id == (identity{}) {
-			return fmt.Errorf("find out who this VM is: %w", err)
-		}
-	}
-	key, err := os.ReadFile(a.config.KeyFile)
-	if err != nil {
-		return fmt.Errorf("read slurm's key: %w", err)
-	}
-	client, err := remote.NewClient(remote.Options{Address: id.Controller, Fingerprint: id.Fingerprint, Key: key})
-	if err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.client != nil {
-		a.client.Close() // of idle connections only: calls in flight go on
-	}
-	a.client = client
-	if id != a.state.Identity {
-		a.state.Identity = id
-		a.save()
-		a.log.Info("identity", "node", id.Node, "role", id.Role, "controller", id.Controller)
-	}
-	a.identified.open()
-	return nil
 }
 
 var errNoClient = errors.New("this VM's agent does not know its sluiced yet")

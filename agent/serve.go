@@ -76,17 +76,16 @@ func (a *Agent) jobLeaves(call api.PrologCall) {
 // forUsers tells whether a user may have the operation forwarded; sluiced
 // judges what of it that user may see.
 func forUsers(op string) bool {
-	return strings.HasPrefix(op, "job.") || strings.HasPrefix(op, "transfer.") || op == api.OpNodeList || op == api.OpStatus
+	return strings.HasPrefix(op, "job.") || strings.HasPrefix(op, "transfer.") || op == api.OpNodeList || op == api.OpNodeShow || op == api.OpStatus
 }
 
 // forward passes a user's request on to sluiced with the uid that the kernel gave.
 func (a *Agent) forward(ctx context.Context, peer local.Peer, req api.Request) (any, error) {
-	id, err := a.vouch(ctx, peer.UID)
-	if err != nil {
+	if err := a.vouch(ctx, peer.UID); err != nil {
 		return nil, err
 	}
 	var out json.RawMessage
-	err = a.call(ctx, a.pace.user, api.OpAgentUser, api.UserCall{UID: peer.UID, Node: id.Node, Op: req.Op, Body: req.Body}, &out)
+	err := a.call(ctx, a.pace.user, api.OpAgentUser, api.UserCall{UID: peer.UID, Op: req.Op, Body: req.Body}, &out)
 	if err != nil && !isRefusal(err) {
 		return nil, &api.Error{Code: api.CodeUnavailable, Message: "the controller cannot be reached: " + err.Error(),
 			Hint: "ask an admin whether sluiced runs there (systemctl status sluiced); jobs and transfers go on meanwhile or wait"}
@@ -97,38 +96,40 @@ func (a *Agent) forward(ctx context.Context, peer local.Peer, req api.Request) (
 	return out, nil
 }
 
-// vouch returns this VM's identity when it may speak for the uid: on a compute
-// node for who has a job there, elsewhere for people, nowhere for root and SlurmUser.
-func (a *Agent) vouch(ctx context.Context, uid uint32) (identity, error) {
+// vouch says whether this VM may speak for the uid: a compute node for who has
+// a job there, a login VM for people, none for root and SlurmUser. sluiced
+// judges it again.
+func (a *Agent) vouch(ctx context.Context, uid uint32) error {
 	if uid == 0 {
-		return identity{}, &api.Error{Code: api.CodeDenied, Message: "no agent speaks for root",
+		return &api.Error{Code: api.CodeDenied, Message: "no agent speaks for root",
 			Hint: "ask as yourself, or as root on the controller"}
 	}
 	isSlurm, err := a.isSlurmUser(ctx, uid)
 	if err != nil {
-		return identity{}, api.Errorf(api.CodeUnavailable, "who is %s on this VM: %v", a.config.SlurmUser, err)
+		return api.Errorf(api.CodeUnavailable, "who is %s on this VM: %v", a.config.SlurmUser, err)
 	}
 	if isSlurm {
-		return identity{}, api.Errorf(api.CodeDenied, "no agent speaks for %s", a.config.SlurmUser)
+		return api.Errorf(api.CodeDenied, "no agent speaks for %s", a.config.SlurmUser)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	id := a.state.Identity
-	switch id.Role {
+	switch a.state.Identity.Role {
 	case api.RoleCompute:
 		for _, owner := range a.state.Jobs {
 			if owner == uid {
-				return id, nil
+				return nil
 			}
 		}
-		return identity{}, &api.Error{Code: api.CodeDenied, Message: "you have no job on this node now", Hint: "ask on a login VM"}
-	case api.RoleLogin, api.RoleController:
+		return &api.Error{Code: api.CodeDenied, Message: "you have no job on this node now", Hint: "ask on a login VM"}
+	case api.RoleLogin:
 		if uid >= a.config.UIDMin && uid != prolog.NoUID {
-			return id, nil
+			return nil
 		}
-		return identity{}, api.Errorf(api.CodeDenied, "uid %d is not a person's: those begin at %d", uid, a.config.UIDMin)
+		return api.Errorf(api.CodeDenied, "uid %d is not a person's: those begin at %d", uid, a.config.UIDMin)
+	case api.RoleController:
+		return &api.Error{Code: api.CodeDenied, Message: "the controller's agent speaks for nobody", Hint: "sluiced itself answers here, at " + api.SluicedSocket}
 	}
-	return identity{}, api.Errorf(api.CodeUnavailable, "%v", errNoClient)
+	return api.Errorf(api.CodeUnavailable, "%v", errNoClient)
 }
 
 // isSlurmUser asks getent until it has answered once. uid is not 0.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
@@ -11,11 +12,16 @@ import (
 // slurmdTimeout bounds one systemctl start; slurmd registers before it is over.
 const slurmdTimeout = 2 * time.Minute
 
-// startSlurmd starts slurmd on a compute node once in a boot: after the mounts
-// answer and, unless sluiced is away, after it has heard so, because Slurm
-// starts jobs as soon as slurmd registers.
+// slurmdFlag is the file without which our drop-in for slurmd.service keeps
+// slurmd from starting, as when an image has it enabled at boot.
+const slurmdFlag = "/run/sluice/slurmd-may-start"
+
+// startSlurmd starts slurmd on a compute node once in a boot: after its key is
+// there, users are kept from the metadata server and the mounts answer, and,
+// unless sluiced is away, after it has heard so, because Slurm starts jobs as
+// soon as slurmd registers.
 func (a *Agent) startSlurmd(ctx context.Context) {
-	if !a.identified.wait(ctx) || !a.ready.wait(ctx) {
+	if !a.identified.wait(ctx) || !a.keyed.wait(ctx) || !a.ready.wait(ctx) {
 		return
 	}
 	a.mu.Lock()
@@ -27,7 +33,10 @@ func (a *Agent) startSlurmd(ctx context.Context) {
 	err := retry.Do(ctx, a.pace.slurmd, func(error) bool { return true }, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, slurmdTimeout)
 		defer cancel()
-		err := a.start(ctx, "slurmd")
+		err := os.WriteFile(a.config.Root+slurmdFlag, nil, 0o644)
+		if err == nil {
+			err = a.systemctl(ctx, "start", "slurmd")
+		}
 		if err != nil {
 			a.log.Error("start slurmd", "error", err)
 		}

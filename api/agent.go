@@ -3,15 +3,45 @@ package api
 import "encoding/json"
 
 // Operations between agents and their node's hooks (agent.sock), and between
-// agents and sluiced (HTTPS, POST /v1/call).
+// agents and sluiced (HTTPS). Which VM an agent speaks for, its certificate says.
 const (
 	OpProlog = "agent.prolog" // agent.sock: PrologCall → Readiness
 	OpEpilog = "agent.epilog" // agent.sock: PrologCall → Ack
 
+	OpAgentEnrol  = "agent.enroll" // sluiced, without a certificate: EnrolRequest → Certificate
+	OpAgentRenew  = "agent.renew"  // sluiced: Ack → Certificate, for the same key
+	OpAgentKeys   = "agent.keys"   // sluiced: Ack → Keys
 	OpAgentReport = "agent.report" // sluiced: NodeReport → ReportAnswer
 	OpAgentJob    = "agent.job"    // sluiced: JobEvent → Ack
 	OpAgentUser   = "agent.user"   // sluiced: UserCall → the inner operation's answer
 )
+
+// EnrolRequest asks for a VM's first certificate, or another one for the same key.
+type EnrolRequest struct {
+	// Token is the VM's identity token (format=full), made out to this key and cluster.
+	Token   string `json:"token"`
+	Request []byte `json:"request"` // certificate request, PEM
+}
+
+// Certificate is an agent's, with its authority's behind it.
+type Certificate struct {
+	Chain []byte `json:"chain"` // PEM
+}
+
+// Keys are what a VM needs to be part of the Slurm cluster.
+type Keys struct {
+	Files []KeyFile `json:"files"`
+	// Services are the units that need the keys, in the order of their start;
+	// slurmd, which also waits for the mounts, is not among them.
+	Services []string `json:"services"`
+}
+
+// KeyFile is a secret and where it belongs on the VM.
+type KeyFile struct {
+	Path  string `json:"path"`  // absolute
+	Owner string `json:"owner"` // user, for whom alone it is
+	Data  []byte `json:"data"`
+}
 
 // Role is what a VM is for.
 type Role string
@@ -21,6 +51,9 @@ const (
 	RoleLogin      Role = "login"
 	RoleCompute    Role = "compute"
 )
+
+// Valid tells whether r is one of the roles.
+func (r Role) Valid() bool { return r == RoleController || r == RoleLogin || r == RoleCompute }
 
 // MountState is one file system as a node's agent sees it.
 type MountState struct {
@@ -34,14 +67,12 @@ type MountState struct {
 // NodeReport is an agent's periodic word to sluiced, and its word at once when
 // something changes. Times are RFC 3339 with nanoseconds, UTC.
 type NodeReport struct {
-	Node      string       `json:"node"`
-	Role      Role         `json:"role"`
-	Instance  string       `json:"instance"` // numeric instance id from the metadata server
 	BootID    string       `json:"boot_id"`
 	Version   string       `json:"version"` // of the binary
 	StartedAt string       `json:"started_at"`
 	ReadyAt   string       `json:"ready_at,omitempty"` // "" until every mount answers
 	Mounts    []MountState `json:"mounts"`
+	Trouble   string       `json:"trouble,omitempty"` // what else keeps the node from being ready
 }
 
 // ReportAnswer tells an agent what should be mounted on its node and how soon
@@ -52,6 +83,8 @@ type ReportAnswer struct {
 	// Cause is sluiced's judgement of trouble in the report: "" (none), "node",
 	// "filesystem" or "unknown" (package health).
 	Cause string `json:"cause,omitempty"`
+	// OpenMetadata lets users reach the metadata server; normally only root may.
+	OpenMetadata bool `json:"open_metadata,omitempty"`
 }
 
 // FileSystem is a Managed Lustre instance as nodes mount it.
@@ -93,7 +126,6 @@ type JobEvent struct {
 // UserCall is a local user's request that a VM's agent vouches for.
 type UserCall struct {
 	UID  uint32          `json:"uid"`
-	Node string          `json:"node"`
 	Op   string          `json:"op"`
 	Body json.RawMessage `json:"body,omitempty"`
 }

@@ -47,6 +47,8 @@ const (
 	CodeDenied      Code = "denied"      // refused by policy or by who the caller is
 	CodeUnavailable Code = "unavailable" // try again later
 	CodeFailed      Code = "failed"
+	// CodeUnenrolled says to an agent that its certificate is not known (any more): it has to enrol.
+	CodeUnenrolled Code = "unenrolled"
 )
 
 // Error is a refusal in words for a person, with a hint that says what to do next.

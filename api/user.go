@@ -22,6 +22,8 @@ const (
 	OpTransferShow = "transfer.show" // TransferID → Transfer
 	OpTransferList = "transfer.list" // JobList → Transfers
 	OpNodeList     = "node.list"     // Ack → Nodes
+	OpNodeShow     = "node.show"     // NodeName → Node
+	OpNodeReenrol  = "node.reenroll" // root: NodeName → Ack
 	OpStatus       = "status"        // Ack → Status
 )
 
@@ -129,6 +131,29 @@ type Node struct {
 	ReadyAt     string       `json:"ready_at,omitempty"`
 	SeenAt      string       `json:"seen_at,omitempty"`
 	Mounts      []MountState `json:"mounts,omitempty"`
+	Enrolment   *Enrolment   `json:"enrolment,omitempty"` // nil: its VM has not enrolled
+	Refusal     *Refusal     `json:"refusal,omitempty"`   // the last one, since sluiced started
+}
+
+// Enrolment is what is known of a VM that has enrolled.
+type Enrolment struct {
+	Instance   string `json:"instance"` // numeric id
+	EnrolledAt string `json:"enrolled_at"`
+	Until      string `json:"until"`      // the end of its newest certificate
+	KeySHA256  string `json:"key_sha256"` // of its public key
+}
+
+// Refusal is an enrolment of a VM that sluiced refused.
+type Refusal struct {
+	At    string `json:"at"`
+	From  string `json:"from"` // address
+	Why   string `json:"why"`
+	Count int    `json:"count"` // since the VM enrolled last
+}
+
+// NodeName names a node.
+type NodeName struct {
+	Node string `json:"node"`
 }
 
 // Nodes is a list of nodes.
@@ -145,6 +170,9 @@ type Status struct {
 	Transfers int    `json:"transfers"` // not ended
 	Nodes     int    `json:"nodes"`     // with a VM
 	Address   string `json:"address"`   // of the HTTPS listener
-	// Fingerprint is the SHA-256 of the HTTPS certificate in hex.
+	// Fingerprint is the SHA-256 of sluiced's certificate authority in hex, by which agents know it.
 	Fingerprint string `json:"fingerprint"`
+	// Lacks are the permissions that sluiced's service account needs and has not:
+	// "PERMISSION on RESOURCE".
+	Lacks []string `json:"lacks,omitempty"`
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging"
 	"github.com/sluicehpc/sluice/staging/files"
+	"github.com/sluicehpc/sluice/trust"
 )
 
 // Slurm is what the controller asks Slurm; scontrol.Client is it.
@@ -38,6 +39,7 @@ type Slurm interface {
 type Users interface {
 	ByID(ctx context.Context, uid uint32) (users.User, error)
 	GroupIDs(ctx context.Context, name string) ([]uint32, error)
+	GroupID(ctx context.Context, name string) (uint32, error)
 }
 
 // System asks the machine's name services.
@@ -49,6 +51,11 @@ func (System) ByID(ctx context.Context, uid uint32) (users.User, error) { return
 // GroupIDs is users.GroupIDs.
 func (System) GroupIDs(ctx context.Context, name string) ([]uint32, error) {
 	return users.GroupIDs(ctx, name)
+}
+
+// GroupID is users.GroupID.
+func (System) GroupID(ctx context.Context, name string) (uint32, error) {
+	return users.GroupID(ctx, name)
 }
 
 // Files is the work on the mounted file systems; *files.Client is it.
@@ -65,7 +72,7 @@ type Parts struct {
 	Store   *store.Store
 	Bucket  staging.Bucket
 	Lustre  staging.Lustre
-	Compute nodes.Compute
+	Compute Compute
 	Files   Files
 	Slurm   Slurm
 	Users   Users
@@ -74,8 +81,13 @@ type Parts struct {
 	// EnvDir is where jobs' environments are left for burst_buffer.lua.
 	EnvDir string
 	// ListingDir keeps the listings of transfers that go on.
-	ListingDir  string
-	Fingerprint string // of the HTTPS certificate
+	ListingDir string
+	// Authority is the cluster's; Identity verifies who wants a certificate of it.
+	Authority *trust.CA
+	Identity  Identity
+	Audit     Audit
+	// Permissions are asked for what sluiced's account lacks.
+	Permissions Permissions
 	Version     string // of the binary
 	Clock       clock.Clock
 	Log         *slog.Logger
@@ -86,18 +98,22 @@ type Parts struct {
 // Controller is a running sluiced without its listeners: Handle answers calls.
 type Controller struct {
 	Parts
-	staging *staging.Runner
-	nodes   *nodes.Manager
-	buckets *buckets
-	changed *hub
-	fleet   *fleet
-	started time.Time
+	staging   *staging.Runner
+	nodes     *nodes.Manager
+	buckets   *buckets
+	directory *directory
+	changed   *hub
+	fleet     *fleet
+	// enrolled says whose certificates count.
+	enrolled *enrolments
+	started  time.Time
 
 	wg  sync.WaitGroup
 	ctx context.Context // of Start
 
-	mu      sync.Mutex // guards workers
+	mu      sync.Mutex // guards what follows
 	workers map[work]bool
+	lacks   []string // permissions of sluiced's own account
 }
 
 // work is a job's stage-in or stage-out that a goroutine follows.
@@ -109,12 +125,14 @@ type work struct {
 // New builds a Controller.
 func New(p Parts) (*Controller, error) {
 	c := &Controller{
-		Parts:   p,
-		buckets: newBuckets(p.Bucket, p.Clock),
-		changed: newHub(),
-		workers: map[work]bool{},
-		started: p.Clock.Now(),
+		Parts:    p,
+		buckets:  newBuckets(p.Bucket, p.Clock),
+		changed:  newHub(),
+		workers:  map[work]bool{},
+		enrolled: newEnrolments(),
+		started:  p.Clock.Now(),
 	}
+	c.directory = &directory{ask: c.askPerson, now: p.Clock.Now, run: c.wg.Go, known: map[uint32]*lookup{}}
 	r := &staging.Runner{
 		Store: p.Store, Bucket: p.Bucket, Lustre: p.Lustre, Files: p.Files, Groups: p.Users.GroupIDs,
 		Dir: p.ListingDir, Clock: p.Clock, Log: p.Log, Changed: c.transferChanged, Fault: p.Fault,
@@ -128,7 +146,7 @@ func New(p Parts) (*Controller, error) {
 		Compute: p.Compute, Store: p.Store, Clock: p.Clock, Log: p.Log,
 	}
 	for _, ns := range p.Config.NodeSets {
-		set, err := nodeSet(p.Config, ns, p.Fingerprint)
+		set, err := nodeSet(p.Config, ns, p.Authority.Fingerprint())
 		if err != nil {
 			return nil, err
 		}
@@ -149,11 +167,10 @@ func nodeSet(c *config.Config, ns config.NodeSet, fingerprint string) (nodes.Nod
 	for k, v := range ns.Labels {
 		labels[k] = v
 	}
-	// The attributes' names are the agent's.
 	metadata := map[string]string{
-		"sluice-role":        string(api.RoleCompute),
-		"sluice-controller":  c.Address,
-		"sluice-fingerprint": fingerprint,
+		attributeRole:        string(api.RoleCompute),
+		attributeController:  c.Address,
+		attributeFingerprint: fingerprint,
 	}
 	for k, v := range ns.Metadata {
 		metadata[k] = v
@@ -169,6 +186,9 @@ func nodeSet(c *config.Config, ns config.NodeSet, fingerprint string) (nodes.Nod
 func (c *Controller) Start(ctx context.Context) error {
 	c.ctx = ctx
 	if err := c.makeEnvDir(); err != nil {
+		return err
+	}
+	if err := c.enrolled.load(ctx, c.Store); err != nil {
 		return err
 	}
 	if err := c.nodes.Start(ctx); err != nil {
@@ -203,6 +223,8 @@ func (c *Controller) Start(ctx context.Context) error {
 	}
 	c.wg.Go(func() { c.fleet.watchInstances(ctx) })
 	c.wg.Go(func() { c.watchDown(ctx) })
+	c.wg.Go(func() { c.watchGone(ctx) })
+	c.wg.Go(func() { c.watchPermissions(ctx) })
 	c.wg.Go(func() { c.retain(ctx) })
 	return nil
 }

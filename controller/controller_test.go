@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/api/googleapi"
+
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
 	"github.com/sluicehpc/sluice/controller"
@@ -24,32 +26,49 @@ import (
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/users"
+	"github.com/sluicehpc/sluice/policy"
 	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging"
 	"github.com/sluicehpc/sluice/staging/files"
+	"github.com/sluicehpc/sluice/trust"
+	"github.com/sluicehpc/sluice/trust/idtoken"
 )
 
 const (
 	slurmUID = 64030
 	alice    = 10001
 	bob      = 10002
+	trial    = 30007 // a group that alice is in
+
+	dataAccount = "data@pp.iam.gserviceaccount.com"
 )
+
+// openPolicy lets everybody use every bucket of these tests.
+const openPolicy = `policy: [{users: ["*"], service_account: ` + dataAccount + `,
+  read: ["gs://corpus/", "gs://secret/", "gs://nowhere/"], write: ["gs://results/"]}]
+`
 
 // cloud is every service that the controller talks to, in memory.
 type cloud struct {
-	mu      sync.Mutex // guards what follows
-	buckets map[string][]storage.Object
-	denied  map[string]bool
-	checks  int
-	vms     []compute.Instance
-	jobs    map[uint32]scontrol.Job
-	exit    int
-	dirs    []string
-	imports int
-	removed []string
-	shift   time.Duration // of the clock
-	nodes   []scontrol.Node
-	set     []string // by SetNodes
+	mu         sync.Mutex // guards what follows
+	buckets    map[string][]storage.Object
+	denied     map[string]bool
+	checks     int
+	vms        []compute.Instance
+	jobs       map[uint32]scontrol.Job
+	exit       int
+	dirs       []string
+	imports    int
+	removed    []string
+	shift      time.Duration // of the clock
+	nodes      []scontrol.Node
+	set        []string // by SetNodes
+	audit      []policy.Entry
+	gates      []uint32 // gids
+	computeErr error
+	lacks      []string // permissions
+	// auditErr is what the audit log answers.
+	auditErr error
 }
 
 func (c *cloud) Now() time.Time {
@@ -59,27 +78,27 @@ func (c *cloud) Now() time.Time {
 }
 func (c *cloud) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-func (c *cloud) CheckBucket(_ context.Context, bucket string) error {
+func (c *cloud) Check(_ context.Context, p storage.Place) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.checks++
-	if c.denied[bucket] {
+	if c.denied[p.Bucket] || p.Account != dataAccount {
 		return storage.ErrDenied
 	}
-	if _, ok := c.buckets[bucket]; !ok {
+	if _, ok := c.buckets[p.Bucket]; !ok {
 		return storage.ErrNotFound
 	}
 	return nil
 }
 
-func (c *cloud) ListPrefix(ctx context.Context, bucket, prefix string) iter.Seq2[storage.Object, error] {
+func (c *cloud) ListPrefix(ctx context.Context, p storage.Place) iter.Seq2[storage.Object, error] {
 	return func(yield func(storage.Object, error) bool) {
-		if err := c.CheckBucket(ctx, bucket); err != nil {
+		if err := c.Check(ctx, p); err != nil {
 			yield(storage.Object{}, err)
 			return
 		}
-		for _, o := range c.buckets[bucket] {
-			if strings.HasPrefix(o.Name, prefix) && !yield(o, nil) {
+		for _, o := range c.buckets[p.Bucket] {
+			if strings.HasPrefix(o.Name, p.Prefix) && !yield(o, nil) {
 				return
 			}
 		}
@@ -113,6 +132,19 @@ func (c *cloud) BulkInsert(_ context.Context, r compute.BulkInsertRequest) (stri
 		c.vms = append(c.vms, compute.Instance{Name: n, Status: "RUNNING", Labels: r.Labels, MachineType: r.Metadata["sluice-controller"]})
 	}
 	return "op", nil
+}
+func (c *cloud) Get(_ context.Context, name string) (compute.Instance, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.computeErr != nil {
+		return compute.Instance{}, c.computeErr
+	}
+	for _, vm := range c.vms {
+		if vm.Name == name {
+			return vm, nil
+		}
+	}
+	return compute.Instance{}, &googleapi.Error{Code: 404, Message: "no such VM"}
 }
 func (c *cloud) Delete(context.Context, string, string) (string, error) { return "", nil }
 func (c *cloud) WaitOperation(context.Context, string) error            { return nil }
@@ -153,7 +185,38 @@ func (c *cloud) ByID(_ context.Context, uid uint32) (users.User, error) {
 	}
 	return users.User{}, users.ErrUnknown
 }
-func (c *cloud) GroupIDs(context.Context, string) ([]uint32, error) { return []uint32{20001}, nil }
+func (c *cloud) GroupIDs(_ context.Context, name string) ([]uint32, error) {
+	if name == "alice" {
+		return []uint32{20001, trial}, nil
+	}
+	return []uint32{20002}, nil
+}
+func (c *cloud) GroupID(_ context.Context, name string) (uint32, error) {
+	if name == "trial" {
+		return trial, nil
+	}
+	return 0, users.ErrUnknown
+}
+
+// TestProject and TestAccount say that nothing is missing, but for lacks.
+func (c *cloud) TestProject(_ context.Context, _ string, permissions []string) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(permissions), func(p string) bool { return !slices.Contains(c.lacks, p) }), nil
+}
+func (c *cloud) TestAccount(ctx context.Context, _ string, permissions []string) ([]string, error) {
+	return c.TestProject(ctx, "", permissions)
+}
+
+// Write is the audit log's.
+func (c *cloud) Write(e policy.Entry) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.auditErr == nil {
+		c.audit = append(c.audit, e)
+	}
+	return c.auditErr
+}
 
 func (c *cloud) Prepare(context.Context, string, string, string, string) (*files.Published, error) {
 	return nil, nil
@@ -179,7 +242,12 @@ func (c *cloud) MkdirJob(_ context.Context, _, jobDir string, _, _ uint32) error
 	c.dirs = append(c.dirs, jobDir)
 	return nil
 }
-func (c *cloud) Gate(context.Context, string, string, string, uint32) error { return nil }
+func (c *cloud) Gate(_ context.Context, _, _, _ string, gid uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gates = append(c.gates, gid)
+	return nil
+}
 func (c *cloud) Link(context.Context, files.User, string, string, string, string) error {
 	return nil
 }
@@ -198,6 +266,12 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldWith(t, openPolicy)
+}
+
+// newWorldWith is newWorld with other lines of sluice.yaml in place of openPolicy.
+func newWorldWith(t *testing.T, lines string) *world {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: environments belong to SlurmUser's group")
 	}
@@ -209,8 +283,8 @@ zone: us-central1-a
 file_systems: [{name: fast, instance: projects/pp/locations/us-central1-a/instances/fast, mount: /lustre}]
 nodesets: [{name: a, nodes: "n[1-2]", machine_type: m, image: i, cpus: 1, memory_mib: 1}]
 partitions: [{name: main, nodesets: [a]}]
-slurm: {controller_host: ctl}
-`))
+slurm: {controller_host: ctl, accounting_host: ctl}
+`+lines))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,10 +294,15 @@ slurm: {controller_host: ctl}
 	}
 	fake := &cloud{buckets: map[string][]storage.Object{"corpus": {{Name: "c4/a", Size: 1}}, "results": nil},
 		denied: map[string]bool{"secret": true}, jobs: map[uint32]scontrol.Job{}}
+	authority, err := trust.OpenCA(filepath.Join(dir, "tls"), "c", fake)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := controller.New(controller.Parts{
-		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake,
+		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake, Audit: fake, Permissions: fake,
 		SlurmUser: users.User{Name: "slurm", UID: slurmUID, GID: slurmUID},
-		EnvDir:    filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"), Fingerprint: "ff", Version: "test",
+		EnvDir:    filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"),
+		Authority: authority, Identity: idtoken.New(googleKeys(t), fake), Version: "test",
 		Clock: fake, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -251,6 +330,12 @@ func request(op string, in any) api.Request {
 
 func (w *world) as(uid uint32, op string, in any) (any, error) {
 	return w.HandleLocal(w.t.Context(), local.Peer{UID: uid}, request(op, in))
+}
+
+// agent calls as the agent of a node.
+func (w *world) agent(node string, role api.Role, op string, in any) (any, error) {
+	peer := &controller.Peer{Agent: trust.Agent{Cluster: "c", Role: role, Instance: "1", Node: node}}
+	return w.Handle(w.t.Context(), controller.Caller{Agent: peer}, request(op, in))
 }
 
 func (w *world) must(uid uint32, op string, in any) any {
@@ -339,66 +424,11 @@ func TestWhoMayCallWhat(t *testing.T) {
 	}
 }
 
-// An agent speaks for people, on a compute node only for those with a job there.
-func TestAgentsVouch(t *testing.T) {
-	w := newWorld(t)
-	w.staged(7)
-	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1"}, Jobs: []api.ResumeJob{{JobID: 7, Nodes: []string{"n1"}}}})
-	agent := func(op string, in any) (any, error) { return w.HandleAgent(t.Context(), request(op, in)) }
-	report := func(node string, role api.Role) {
-		t.Helper()
-		if _, err := agent(api.OpAgentReport, api.NodeReport{Node: node, Role: role}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	show, _ := json.Marshal(api.JobID{JobID: 7})
-	user := func(uid uint32, node, op string) error {
-		_, err := agent(api.OpAgentUser, api.UserCall{UID: uid, Node: node, Op: op, Body: show})
-		return err
-	}
-	if err := user(alice, "n1", api.OpJobShow); api.CodeOf(err) != api.CodeUnavailable {
-		t.Errorf("a node that never reported: %v", err)
-	}
-	report("n1", api.RoleCompute)
-	report("n2", api.RoleCompute)
-	report("login", api.RoleLogin)
-	for _, tt := range []struct {
-		name string
-		uid  uint32
-		node string
-		op   string
-		want api.Code
-	}{
-		{"the owner on the job's node", alice, "n1", api.OpJobShow, ""},
-		{"the owner on another node", alice, "n2", api.OpJobShow, api.CodeDenied},
-		{"another user on the job's node", bob, "n1", api.OpJobShow, api.CodeDenied},
-		{"the owner on the login VM", alice, "login", api.OpJobShow, ""},
-		{"another user there", bob, "login", api.OpJobShow, api.CodeNotFound},
-		{"root there", 0, "login", api.OpJobShow, api.CodeDenied},
-		{"SlurmUser there", slurmUID, "login", api.OpSetup, api.CodeDenied},
-		{"a person plays Slurm", alice, "login", api.OpTeardown, api.CodeDenied},
-		{"a person plays an agent", alice, "login", api.OpAgentUser, api.CodeDenied},
-	} {
-		if err := user(tt.uid, tt.node, tt.op); tt.want == "" && err != nil || tt.want != "" && api.CodeOf(err) != tt.want {
-			t.Errorf("%s: got %v, want code %q", tt.name, err, tt.want)
-		}
-	}
-	if _, err := agent(api.OpJobShow, api.JobID{JobID: 7}); api.CodeOf(err) != api.CodeDenied {
-		t.Errorf("an agent asks for itself: %v", err)
-	}
-	if _, err := agent(api.OpAgentReport, api.NodeReport{Node: "zz", Role: api.RoleCompute}); api.CodeOf(err) != api.CodeDenied {
-		t.Errorf("a report of an unknown node: %v", err)
-	}
-	if _, err := agent(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleLogin}); api.CodeOf(err) != api.CodeDenied {
-		t.Errorf("a compute node that says it is a login VM: %v", err)
-	}
-}
-
 func TestJobProcess(t *testing.T) {
 	w := newWorld(t)
 	judge := func(script string, uid uint32) api.Verdict {
 		t.Helper()
-		return w.must(slurmUID, api.OpJobProcess, api.JobProcess{Script: script, HasUID: true, UID: uid}).(api.Verdict)
+		return w.must(slurmUID, api.OpJobProcess, api.JobProcess{Script: script, HasUID: true, UID: uid, Account: "research"}).(api.Verdict)
 	}
 	for _, tt := range []struct{ name, line, want string }{
 		{"unknown verb", "stage_im source=gs://corpus/ name=x", "did you mean stage_in?"},
@@ -436,7 +466,7 @@ func TestJobProcess(t *testing.T) {
 	if _, err := w.as(slurmUID, api.OpSetup, api.JobCall{JobID: 4, UID: 0, Script: good}); api.CodeOf(err) != api.CodeDenied {
 		t.Errorf("setup for root: %v", err)
 	}
-	if _, err := w.as(slurmUID, api.OpSetup, api.JobCall{JobID: 4, UID: 4242, Script: good}); api.CodeOf(err) != api.CodeDenied {
+	if _, err := w.as(slurmUID, api.OpSetup, api.JobCall{JobID: 4, UID: 4242, Account: "research", Script: good}); api.CodeOf(err) != api.CodeDenied {
 		t.Errorf("setup for an unknown uid: %v", err)
 	}
 }
@@ -463,8 +493,8 @@ func TestLifeOfAJob(t *testing.T) {
 	w.must(slurmUID, api.OpNodeResume, api.Resume{Nodes: []string{"n1", "n2"}, Jobs: []api.ResumeJob{{JobID: 7, Nodes: []string{"n1", "n2"}}, {JobID: 99, Nodes: []string{"n1"}}}})
 	ready := func(node string) {
 		t.Helper()
-		_, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: node, Role: api.RoleCompute, BootID: "b", ReadyAt: api.FormatTime(time.Now()),
-			Mounts: []api.MountState{{Name: "fast", State: "ok"}}}))
+		_, err := w.agent(node, api.RoleCompute, api.OpAgentReport, api.NodeReport{BootID: "b", ReadyAt: api.FormatTime(time.Now()),
+			Mounts: []api.MountState{{Name: "fast", State: "ok"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -476,7 +506,7 @@ func TestLifeOfAJob(t *testing.T) {
 	ready("n2")
 	w.must(slurmUID, api.OpPreRun, api.JobCall{JobID: 7, Nodes: []string{"n1", "n2"}})
 	for _, node := range []string{"n1", "n2"} {
-		_, err := w.HandleAgent(t.Context(), request(api.OpAgentJob, api.JobEvent{JobID: 7, Node: node, Event: "prolog", At: api.FormatTime(time.Now())}))
+		_, err := w.agent(node, api.RoleCompute, api.OpAgentJob, api.JobEvent{JobID: 7, Node: node, Event: "prolog", At: api.FormatTime(time.Now())})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -584,14 +614,14 @@ func TestNodesAreMadeForTheirAgents(t *testing.T) {
 	if vm.Labels["sluice-cluster"] != "c" || vm.MachineType != "ctl:8443" {
 		t.Errorf("VM %+v, want the cluster's label and the controller's address", vm)
 	}
-	answer, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleCompute}))
+	answer, err := w.agent("n1", api.RoleCompute, api.OpAgentReport, api.NodeReport{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	state := func(mount string) string {
 		t.Helper()
-		_, err := w.HandleAgent(t.Context(), request(api.OpAgentReport, api.NodeReport{Node: "n1", Role: api.RoleCompute, BootID: "b", ReadyAt: api.FormatTime(time.Now()),
-			Mounts: []api.MountState{{Name: "fast", State: mount}}}))
+		_, err := w.agent("n1", api.RoleCompute, api.OpAgentReport, api.NodeReport{BootID: "b", ReadyAt: api.FormatTime(time.Now()),
+			Mounts: []api.MountState{{Name: "fast", State: mount}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -653,8 +683,8 @@ func TestVerdictBecomesTheReason(t *testing.T) {
 			w.mu.Lock()
 			w.nodes, w.set = []scontrol.Node{{Name: "n1", State: "IDLE", Reason: tt.reason}}, nil
 			w.mu.Unlock()
-			_, err := w.HandleAgent(t.Context(), request(api.OpAgentJob, api.JobEvent{JobID: 99, Node: "n1", Event: "verdict",
-				At: api.FormatTime(time.Now().Add(-tt.age)), Reason: "/lustre is hung\nState=x"}))
+			_, err := w.agent("n1", api.RoleCompute, api.OpAgentJob, api.JobEvent{JobID: 99, Node: "n1", Event: "verdict",
+				At: api.FormatTime(time.Now().Add(-tt.age)), Reason: "/lustre is hung\nState=x"})
 			if api.CodeOf(err) != tt.code && (err != nil || tt.code != "") {
 				t.Errorf("got %v, want code %q", err, tt.code)
 			}
@@ -681,21 +711,19 @@ func TestBBStatusShowsNothingPrivate(t *testing.T) {
 // A job's directory goes when it is old, unless a stage-out failed.
 func TestRetention(t *testing.T) {
 	w := newWorld(t)
-	run := func(id uint32) {
+	run := func(id uint32, lost string) {
 		t.Helper()
 		w.staged(id)
 		w.mu.Lock()
+		delete(w.buckets, lost)
 		w.jobs[id] = scontrol.Job{ID: id, State: "COMPLETED"}
 		w.mu.Unlock()
 		w.must(slurmUID, api.OpPostRun, jobCall(id, ""))
 		w.must(slurmUID, api.OpDataOut, api.StageCall{JobCall: jobCall(id, ""), WaitSeconds: 30})
 		w.must(slurmUID, api.OpTeardown, jobCall(id, ""))
 	}
-	run(1)
-	w.mu.Lock()
-	delete(w.buckets, "results") // the next stage-out fails
-	w.mu.Unlock()
-	run(2)
+	run(1, "")
+	run(2, "results") // its stage-out fails
 	if j := w.must(0, api.OpJobShow, api.JobID{JobID: 2}).(api.Job); j.Phase != "failed" || !strings.Contains(j.Reason, "does not exist") {
 		t.Fatalf("job 2 is %s (%s), want failed", j.Phase, j.Reason)
 	}

@@ -2,6 +2,8 @@ package controller
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +30,7 @@ type fleet struct {
 
 type report struct {
 	api.NodeReport
+	role   api.Role
 	seenAt time.Time
 	since  map[string]time.Time // by file system: when its state began
 }
@@ -56,7 +59,9 @@ func (f *fleet) watchInstances(ctx context.Context) {
 				if ctx.Err() == nil {
 					f.c.Log.Warn("read a Lustre instance", "instance", fs.Instance, "err", err)
 				}
-				wait = time.Second
+				if _, denied := gcp.IsDenied(err); !denied {
+					wait = time.Second
+				}
 				continue
 			}
 			if err != nil {
@@ -81,14 +86,15 @@ func (f *fleet) watchInstances(ctx context.Context) {
 }
 
 // agentReport takes an agent's word and says what should be mounted there.
-func (c *Controller) agentReport(ctx context.Context, in api.NodeReport) (any, error) {
+func (c *Controller) agentReport(ctx context.Context, w Caller, in api.NodeReport) (any, error) {
 	f, now := c.fleet, c.Clock.Now()
-	if !known(in, c) {
-		return nil, api.Errorf(api.CodeDenied, "node %q is not of this cluster", in.Node)
+	node, role := w.Agent.Node, w.Agent.Role
+	if _, ok := c.nodes.Node(node); ok != (role == api.RoleCompute) {
+		return nil, api.Errorf(api.CodeDenied, "sluice.yaml has changed: %s is no %s VM any more", node, role)
 	}
 	f.mu.Lock()
-	r := &report{NodeReport: in, seenAt: now, since: map[string]time.Time{}}
-	old := f.reports[in.Node]
+	r := &report{NodeReport: in, role: role, seenAt: now, since: map[string]time.Time{}}
+	old := f.reports[node]
 	for _, m := range in.Mounts {
 		r.since[m.Name] = now
 		if old == nil || old.BootID != in.BootID {
@@ -100,8 +106,8 @@ func (c *Controller) agentReport(ctx context.Context, in api.NodeReport) (any, e
 			}
 		}
 	}
-	f.reports[in.Node] = r
-	answer := api.ReportAnswer{NextSeconds: nextReady}
+	f.reports[node] = r
+	answer := api.ReportAnswer{NextSeconds: nextReady, OpenMetadata: !*c.Config.GuardMetadata}
 	for _, fs := range c.Config.FileSystems {
 		a := api.FileSystem{Name: fs.Name, Dir: fs.Mount, Default: fs.Default, Types: fs.Types}
 		if i := f.instances[fs.Name]; i != nil {
@@ -110,7 +116,7 @@ func (c *Controller) agentReport(ctx context.Context, in api.NodeReport) (any, e
 		answer.FileSystems = append(answer.FileSystems, a)
 		for _, m := range in.Mounts {
 			if m.Name == fs.Name && m.State != "ok" {
-				answer.Cause = worse(answer.Cause, f.judge(fs.Name, now).For(in.Node))
+				answer.Cause = worse(answer.Cause, f.judge(fs.Name, now).For(node))
 			}
 		}
 	}
@@ -119,32 +125,19 @@ func (c *Controller) agentReport(ctx context.Context, in api.NodeReport) (any, e
 		answer.NextSeconds = nextNotReady
 		return answer, nil
 	}
-	if ready, err := time.Parse(api.TimeFormat, in.ReadyAt); err == nil && in.Role == api.RoleCompute {
-		news, err := c.nodes.Ready(ctx, in.Node, ready)
+	if ready, err := time.Parse(api.TimeFormat, in.ReadyAt); err == nil && role == api.RoleCompute {
+		news, err := c.nodes.Ready(ctx, node, ready)
 		if err != nil {
 			return nil, err
 		}
 		if news {
-			c.Log.Info("node ready", "node", in.Node)
-			if err := c.nodeReady(ctx, in.Node); err != nil {
+			c.Log.Info("node ready", "node", node)
+			if err := c.nodeReady(ctx, node); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return answer, nil
-}
-
-// known says whether a report can be believed: a compute node must be in
-// sluice.yaml; others are for the list only.
-func known(in api.NodeReport, c *Controller) bool {
-	_, ok := c.nodes.Node(in.Node)
-	switch in.Role {
-	case api.RoleCompute:
-		return ok
-	case api.RoleController, api.RoleLogin:
-		return !ok && in.Node != "" && len(in.Node) < 254
-	}
-	return false
 }
 
 // worse picks what to say of two file systems: the node's own fault drains it,
@@ -205,9 +198,9 @@ func (c *Controller) nodeReady(ctx context.Context, name string) error {
 }
 
 // agentJob notes a moment of a job on a node.
-func (c *Controller) agentJob(ctx context.Context, in api.JobEvent) (any, error) {
-	if _, ok := c.nodes.Node(in.Node); !ok {
-		return nil, api.Errorf(api.CodeDenied, "node %q is not of this cluster", in.Node)
+func (c *Controller) agentJob(ctx context.Context, w Caller, in api.JobEvent) (any, error) {
+	if in.Node != w.Agent.Node || w.Agent.Role != api.RoleCompute {
+		return nil, api.Errorf(api.CodeDenied, "the agent of %s speaks for no job on node %.64q", w.Agent.Node, in.Node)
 	}
 	when, err := time.Parse(api.TimeFormat, in.At)
 	if err != nil {
@@ -325,10 +318,22 @@ func (c *Controller) nodeList(context.Context, Caller) (any, error) {
 	f, now := c.fleet, c.Clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	enrolled, refused := c.enrolled.nodes()
 	out := api.Nodes{Nodes: []api.Node{}}
-	seen := map[string]bool{}
+	add := func(v api.Node, r *report) {
+		v.Enrolment, v.Refusal = enrolled[v.Name], refused[v.Name]
+		switch {
+		case v.Reason != "":
+		case v.Refusal != nil:
+			v.Reason = "enrolment refused: " + v.Refusal.Why
+		case r != nil && v.State != "absent":
+			v.Reason = r.Trouble
+		}
+		out.Nodes = append(out.Nodes, v)
+	}
+	names := map[string]bool{}
 	for _, n := range c.nodes.List() {
-		seen[n.Name] = true
+		names[n.Name] = true
 		v := api.Node{Name: n.Name, Role: api.RoleCompute, Reason: n.Reason,
 			RequestedAt: api.FormatTime(n.RequestedAt), ReadyAt: api.FormatTime(n.ReadyAt)}
 		r := f.reports[n.Name]
@@ -348,25 +353,44 @@ func (c *Controller) nodeList(context.Context, Caller) (any, error) {
 		if r != nil && n.State != nodes.Absent {
 			v.SeenAt, v.Mounts = api.FormatTime(r.seenAt), r.Mounts
 		}
-		out.Nodes = append(out.Nodes, v)
+		add(v, r)
 	}
-	var others []string
+	// Reports for the others; VMs that were refused have sent none.
+	others := map[string]bool{}
 	for name := range f.reports {
-		if !seen[name] {
-			others = append(others, name)
-		}
+		others[name] = true
 	}
-	slices.Sort(others)
-	for _, name := range others {
-		r := f.reports[name]
-		out.Nodes = append(out.Nodes, api.Node{Name: name, Role: r.Role, State: state(r, now),
-			ReadyAt: r.ReadyAt, SeenAt: api.FormatTime(r.seenAt), Mounts: r.Mounts})
+	for name := range refused {
+		others[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		if names[name] {
+			continue
+		}
+		v, r := api.Node{Name: name, State: "not_ready"}, f.reports[name]
+		if r != nil {
+			v.Role, v.State, v.ReadyAt, v.SeenAt, v.Mounts = r.role, state(r, now), r.ReadyAt, api.FormatTime(r.seenAt), r.Mounts
+		}
+		add(v, r)
 	}
 	return out, nil
 }
 
+func (c *Controller) nodeShow(ctx context.Context, in api.NodeName) (any, error) {
+	list, err := c.nodeList(ctx, Caller{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range list.(api.Nodes).Nodes {
+		if n.Name == in.Node {
+			return n, nil
+		}
+	}
+	return nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("node %.64q is not known", in.Node), Hint: "see sluice node list"}
+}
+
 func state(r *report, now time.Time) string {
-	if r.ReadyAt == "" || now.Sub(r.seenAt) > silent {
+	if r.ReadyAt == "" || r.Trouble != "" || now.Sub(r.seenAt) > silent {
 		return "not_ready"
 	}
 	for _, m := range r.Mounts {

@@ -181,6 +181,9 @@ func (c *Controller) status(ctx context.Context, _ Caller) (any, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	lacks := c.lacks
+	c.mu.Unlock()
 	vms := 0
 	for _, n := range c.nodes.List() {
 		if n.State != "absent" {
@@ -188,5 +191,5 @@ func (c *Controller) status(ctx context.Context, _ Caller) (any, error) {
 		}
 	}
 	return api.Status{Version: c.Version, Cluster: c.Config.Cluster, StartedAt: api.FormatTime(c.started),
-		Jobs: jobs, Transfers: transfers, Nodes: vms, Address: c.Config.Address, Fingerprint: c.Fingerprint}, nil
+		Jobs: jobs, Transfers: transfers, Nodes: vms, Address: c.Config.Address, Fingerprint: c.Authority.Fingerprint(), Lacks: lacks}, nil
 }

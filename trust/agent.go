@@ -101,10 +101,10 @@ func ClientTLS(authority string, c *Credentials) (*tls.Config, error) {
 
 // verifyServer checks sluiced's chain: its certificate, and the pinned authority that signed it.
 func verifyServer(chain []*x509.Certificate, authority string, now time.Time) error {
-	if len(chain) == 0 {
-		return errors.New("sluiced showed no certificate")
+	if len(chain) != 2 {
+		return fmt.Errorf("sluiced showed %d certificates, want its own and its authority's", len(chain))
 	}
-	ca := chain[len(chain)-1]
+	ca := chain[1]
 	if got := fingerprint(ca.Raw); got != authority {
 		return fmt.Errorf("the authority of sluiced's certificate has the fingerprint %s, want %s", got, authority)
 	}

@@ -4,77 +4,47 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
 )
 
-// ErrUnreachable is wrapped by Call when no sluiced with the pinned certificate
-// answers at the address. It is api/local's, so that callers ask one question.
+// ErrUnreachable is wrapped by Call when the right sluiced does not answer at
+// the address. It is api/local's, so that callers ask one question.
 var ErrUnreachable = local.ErrUnreachable
 
 // dialTimeout bounds the connect and, again, the TLS handshake; the wait for
 // the answer is bounded by the caller's ctx alone.
 const dialTimeout = 5 * time.Second
 
-// Options say which sluiced to call and how to prove each other.
-type Options struct {
-	Address     string // host:port
-	Fingerprint string // of sluiced's certificate: SHA-256 in hex
-	Key         []byte // the contents of Slurm's key file
-}
-
 // Client calls one sluiced and keeps its connections open. All methods may be
 // called at the same time.
 type Client struct {
 	address string
-	token   string
 	http    *http.Client
 }
 
-// NewClient makes a client; it does not connect yet.
-func NewClient(o Options) (*Client, error) {
-	if _, port, err := net.SplitHostPort(o.Address); err != nil || port == "" {
-		return nil, fmt.Errorf("address of sluiced %q is not host:port", o.Address)
-	}
-	want := strings.ToLower(o.Fingerprint)
-	if b, err := hex.DecodeString(want); err != nil || len(b) != 32 {
-		return nil, fmt.Errorf("fingerprint of sluiced %q is not a SHA-256 in hex", o.Fingerprint)
-	}
-	tok, err := token(o.Key)
-	if err != nil {
-		return nil, err
+// NewClient makes a client of the sluiced at address (host:port); config says
+// which sluiced is the right one and who calls. It does not connect yet.
+func NewClient(address string, config *tls.Config) (*Client, error) {
+	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		return nil, fmt.Errorf("address of sluiced %q is not host:port", address)
 	}
 	transport := &http.Transport{
-		// No proxy: sluiced is in the same network, and a proxy would see the token's TLS end elsewhere.
+		// No proxy: sluiced is in the same network.
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSHandshakeTimeout: dialTimeout,
 		MaxIdleConnsPerHost: 4,
 		IdleConnTimeout:     time.Minute, // below the server's, so that the client closes first
-		TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS13,
-			// The pin replaces the chain of trust; VerifyConnection runs on resumed sessions too.
-			InsecureSkipVerify: true,
-			VerifyConnection: func(s tls.ConnectionState) error {
-				if len(s.PeerCertificates) == 0 {
-					return fmt.Errorf("sluiced showed no certificate")
-				}
-				if got := fingerprint(s.PeerCertificates[0].Raw); got != want {
-					return fmt.Errorf("certificate has the fingerprint %s, want %s", got, want)
-				}
-				return nil
-			},
-		},
+		TLSClientConfig:     config,
 	}
-	return &Client{address: o.Address, token: tok, http: &http.Client{
+	return &Client{address: address, http: &http.Client{
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}, nil
@@ -84,8 +54,8 @@ func NewClient(o Options) (*Client, error) {
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Call sends one request and decodes the answer's body into out (unless nil).
-// A refusal by sluiced is an *api.Error; a sluiced that is away, is another one
-// than pinned, or goes away before it answered, is ErrUnreachable. ctx bounds
+// A refusal by sluiced is an *api.Error; a sluiced that is away, is not the
+// right one, does not take the caller's certificate, or goes away before it answered, is ErrUnreachable. ctx bounds
 // the whole call. A call may reach sluiced twice when a kept connection breaks.
 func (c *Client) Call(ctx context.Context, op string, in, out any) error {
 	body, err := json.Marshal(in)
@@ -96,11 +66,10 @@ func (c *Client) Call(ctx context.Context, op string, in, out any) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", op, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+c.address+Path, bytes.NewReader(msg))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+c.address+path(op), bytes.NewReader(msg))
 	if err != nil {
 		return fmt.Errorf("%s on %s: %w", op, c.address, err)
 	}
-	req.Header.Set("Authorization", "Bearer "+c.token)
 	req.Header.Set("Content-Type", "application/json")
 	// An empty value is not sent, but lets the transport repeat the call on a
 	// new connection when sluiced was restarted behind a kept one.

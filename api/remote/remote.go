@@ -1,30 +1,20 @@
-// Package remote speaks the api over HTTPS between agents and sluiced: POST
-// /v1/call with an api.Request, answered by an api.Response, over TLS 1.3.
-//
-// In this first form sluiced's certificate is made by itself and agents pin its
-// fingerprint; an agent belongs to the cluster when it holds Slurm's key. Both
-// go when agents enrol and get certificates of their own.
+// Package remote speaks the api over HTTPS between agents and sluiced: an
+// api.Request is posted and answered by an api.Response, over TLS 1.3 in which
+// both sides show a certificate; only who wants to enrol has none yet. Whom the
+// certificates belong to is package trust's matter.
 package remote
 
-import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
+import "github.com/sluicehpc/sluice/api"
+
+// Where calls are posted.
+const (
+	Path      = "/v1/call"
+	EnrolPath = "/v1/enroll" // api.OpAgentEnrol, without a certificate
 )
 
-// Path is where calls are posted.
-const Path = "/v1/call"
-
-// keyLabel separates this use of Slurm's key from every other.
-const keyLabel = "sluice agent v1"
-
-// token proves knowledge of Slurm's key without showing it.
-func token(key []byte) (string, error) {
-	if len(key) == 0 {
-		return "", errors.New("slurm's key is empty")
+func path(op string) string {
+	if op == api.OpAgentEnrol {
+		return EnrolPath
 	}
-	mac := hmac.New(sha256.New, key)
-	mac.Write([]byte(keyLabel))
-	return hex.EncodeToString(mac.Sum(nil)), nil
+	return Path
 }

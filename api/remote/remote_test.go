@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,15 +15,16 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/internal/clock"
+	"github.com/sluicehpc/sluice/trust"
 )
-
-var key = []byte("0123456789abcdef0123456789abcdef")
 
 // echo answers with the request's body; "refuse" and "wait" do what they say.
 func echo(ctx context.Context, req api.Request) (any, error) {
@@ -42,17 +43,23 @@ func echo(ctx context.Context, req api.Request) (any, error) {
 // daemon is a sluiced over real TCP and TLS that can be stopped and started again.
 type daemon struct {
 	t       *testing.T
-	dir     string
+	ca      *trust.CA
 	address string
 	stop    func()
+	revoked atomic.Bool
 }
 
-func (d *daemon) start(h func(context.Context, api.Request) (any, error)) string {
-	d.t.Helper()
-	cert, fp, err := Certificate(d.dir, []string{"localhost", "127.0.0.1"})
+func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	ca, err := trust.OpenCA(t.TempDir(), "c", clock.System)
 	if err != nil {
-		d.t.Fatal(err)
+		t.Fatal(err)
 	}
+	return &daemon{t: t, ca: ca}
+}
+
+func (d *daemon) start(h Handler) {
+	d.t.Helper()
 	if d.address == "" {
 		d.address = "127.0.0.1:0"
 	}
@@ -63,7 +70,15 @@ func (d *daemon) start(h func(context.Context, api.Request) (any, error)) string
 	d.address = l.Addr().String()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Server{Key: key, Handle: h}.Serve(ctx, l, cert) }()
+	s := Server{TLS: d.ca.ServerTLS([]string{"localhost"}), Admit: func(c *x509.Certificate) (Handler, error) {
+		if d.revoked.Load() || c.Subject.CommonName != "n1" {
+			return nil, api.Errorf(api.CodeUnenrolled, "revoked")
+		}
+		return h, nil
+	}, Enrol: func(_ context.Context, from string, req api.Request) (any, error) {
+		return api.Certificate{Chain: []byte(from)}, nil
+	}}
+	go func() { done <- s.Serve(ctx, l) }()
 	var once sync.Once
 	d.stop = func() {
 		once.Do(func() {
@@ -74,23 +89,51 @@ func (d *daemon) start(h func(context.Context, api.Request) (any, error)) string
 		})
 	}
 	d.t.Cleanup(d.stop)
-	return fp
 }
 
-func client(t *testing.T, address, fp string, key []byte) *Client {
+// credentials are an agent's, with a certificate of ca.
+func credentials(t *testing.T, ca *trust.CA) *trust.Credentials {
 	t.Helper()
-	c, err := NewClient(Options{Address: address, Fingerprint: fp, Key: key})
+	c, err := trust.LoadCredentials(filepath.Join(t.TempDir(), "agent.pem"), "1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
+	request, _, err := c.Request()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, _, err := trust.ParseRequest(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, _, err := ca.Sign(key, trust.Agent{Cluster: "c", Role: api.RoleCompute, Instance: "1", Node: "n1"})
+	if err == nil {
+		err = c.Accept(chain, ca.Fingerprint())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	return c
 }
 
+// client calls d; c may be nil.
+func (d *daemon) client(c *trust.Credentials) *Client {
+	d.t.Helper()
+	config, err := trust.ClientTLS(d.ca.Fingerprint(), c)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	client, err := NewClient(d.address, config)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(client.Close)
+	return client
+}
+
 func TestCallOverTLS(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
-	fp := d.start(echo)
-	c := client(t, d.address, strings.ToUpper(fp), key)
+	d := newDaemon(t)
+	c := dial(t, d)
 
 	var got api.JobID
 	if err := c.Call(t.Context(), "echo", api.JobID{JobID: 7}, &got); err != nil {
@@ -111,7 +154,7 @@ func TestCallOverTLS(t *testing.T) {
 }
 
 func TestCallEndsWithItsContext(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
+	d := newDaemon(t)
 	c := dial(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -122,14 +165,14 @@ func TestCallEndsWithItsContext(t *testing.T) {
 
 func TestHandlerSeesCallerHangUp(t *testing.T) {
 	ended, began := make(chan struct{}), make(chan struct{})
-	d := &daemon{t: t, dir: t.TempDir()}
-	fp := d.start(func(ctx context.Context, _ api.Request) (any, error) {
+	d := newDaemon(t)
+	d.start(func(ctx context.Context, _ api.Request) (any, error) {
 		close(began)
 		<-ctx.Done()
 		close(ended)
 		return nil, ctx.Err()
 	})
-	c := client(t, d.address, fp, key)
+	c := d.client(credentials(t, d.ca))
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-began; cancel() }()
 	c.Call(ctx, "x", nil, nil)
@@ -141,7 +184,7 @@ func TestHandlerSeesCallerHangUp(t *testing.T) {
 }
 
 func TestRestartBehindAKeptConnection(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
+	d := newDaemon(t)
 	c := dial(t, d)
 	for range 3 {
 		if err := c.Call(t.Context(), "echo", api.Ack{}, nil); err != nil {
@@ -151,88 +194,91 @@ func TestRestartBehindAKeptConnection(t *testing.T) {
 		if err := c.Call(t.Context(), "echo", api.Ack{}, nil); !errors.Is(err, ErrUnreachable) {
 			t.Fatalf("while sluiced is away: got %v, want ErrUnreachable", err)
 		}
-		d.start(echo) // same directory: same fingerprint
+		d.start(echo)
 	}
 }
 
 func TestWhoIsRefused(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
-	fp := d.start(echo)
-	other := strings.Repeat("ab", 32)
+	d := newDaemon(t)
+	d.start(echo)
+	other := newDaemon(t)
+	calls := func(c *trust.Credentials) error { return d.client(c).Call(t.Context(), "echo", nil, nil) }
+	if err := calls(credentials(t, d.ca)); err != nil {
+		t.Fatal(err)
+	}
+	if err := calls(nil); api.CodeOf(err) != api.CodeUnenrolled {
+		t.Errorf("no certificate: got %v, want unenrolled", err)
+	}
+	if err := calls(credentials(t, other.ca)); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("another authority's certificate: got %v, want unreachable", err)
+	}
+	// Revoked while its connection is open.
+	c := d.client(credentials(t, d.ca))
+	if err := c.Call(t.Context(), "echo", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	d.revoked.Store(true)
+	if err := c.Call(t.Context(), "echo", nil, nil); api.CodeOf(err) != api.CodeUnenrolled {
+		t.Errorf("a revoked certificate: got %v, want unenrolled", err)
+	}
 
-	if err := client(t, d.address, fp, []byte("another key")).Call(t.Context(), "echo", nil, nil); api.CodeOf(err) != api.CodeDenied {
-		t.Errorf("wrong key: got %v, want denied", err)
+	config, err := trust.ClientTLS(other.ca.Fingerprint(), nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	err := client(t, d.address, other, key).Call(t.Context(), "echo", nil, nil)
-	if !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), fp) || !strings.Contains(err.Error(), other) {
-		t.Errorf("wrong fingerprint: got %v, want ErrUnreachable that names both", err)
+	wrong, err := NewClient(d.address, config)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := tls.Dial("tcp", d.address, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}); err == nil {
-		t.Error("TLS 1.2 was accepted")
+	err = wrong.Call(t.Context(), "echo", nil, nil)
+	if !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), d.ca.Fingerprint()) || !strings.Contains(err.Error(), other.ca.Fingerprint()) {
+		t.Errorf("another sluiced than pinned: got %v, want ErrUnreachable that names both", err)
 	}
-}
-
-func TestNewClientRefuses(t *testing.T) {
-	good := Options{Address: "10.0.0.2:8443", Fingerprint: strings.Repeat("ab", 32), Key: key}
-	for name, change := range map[string]func(*Options){
-		"no port":           func(o *Options) { o.Address = "10.0.0.2" },
-		"no address":        func(o *Options) { o.Address = "" },
-		"short fingerprint": func(o *Options) { o.Fingerprint = "abcd" },
-		"no hex":            func(o *Options) { o.Fingerprint = strings.Repeat("xy", 32) },
-		"empty key":         func(o *Options) { o.Key = nil },
-	} {
-		o := good
-		change(&o)
-		if _, err := NewClient(o); err == nil {
-			t.Errorf("%s: no error", name)
+	for _, address := range []string{"", "10.0.0.2", "10.0.0.2:"} {
+		if _, err := NewClient(address, config); err == nil {
+			t.Errorf("address %q: no error", address)
 		}
 	}
-	if _, err := NewClient(good); err != nil {
-		t.Error(err)
+}
+
+// Without a certificate nothing but enrolment is answered, and with any other
+// operation not that either.
+func TestEnrolment(t *testing.T) {
+	d := newDaemon(t)
+	d.start(echo)
+	var got api.Certificate
+	if err := d.client(nil).Call(t.Context(), api.OpAgentEnrol, api.EnrolRequest{}, &got); err != nil || string(got.Chain) != "127.0.0.1" {
+		t.Errorf("got %q, %v, want the caller's address", got.Chain, err)
+	}
+	h := Server{Enrol: func(context.Context, string, api.Request) (any, error) { return api.Ack{}, nil }}.Handler()
+	for name, tt := range map[string]struct {
+		body   io.Reader
+		status int
+		fails  bool
+	}{
+		"enrolment":         {strings.NewReader(`{"v":1,"op":"agent.enroll"}`), 200, false},
+		"one version older": {strings.NewReader(`{"v":0,"op":"agent.enroll"}`), 200, false},
+		"one version newer": {strings.NewReader(`{"v":2,"op":"agent.enroll"}`), 200, false},
+		"a later version":   {strings.NewReader(`{"v":3,"op":"agent.enroll"}`), 400, true},
+		"another operation": {strings.NewReader(`{"v":1,"op":"agent.report"}`), 200, true},
+		"too long":          {io.MultiReader(strings.NewReader(`{"v":1,"op":"`), io.LimitReader(zeros{}, maxEnrol)), 413, true},
+	} {
+		req := httptest.NewRequest("POST", EnrolPath, tt.body)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, req)
+		var resp api.Response
+		if err := json.Unmarshal(w.Body.Bytes(), &resp); err != nil || w.Code != tt.status || (resp.Error != nil) != tt.fails {
+			t.Errorf("%s: got %d %s, %v", name, w.Code, w.Body, err)
+		}
 	}
 }
 
-func TestCertificateIsKept(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "tls")
-	if _, err := Fingerprint(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("before the first start: got %v, want fs.ErrNotExist", err)
-	}
-	_, first, err := Certificate(dir, []string{"controller", "10.128.0.2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, second, err := Certificate(dir, nil)
-	if err != nil || first != second {
-		t.Errorf("second call: got %s, %v, want %s", second, err, first)
-	}
-	if fp, err := Fingerprint(dir); err != nil || fp != first {
-		t.Errorf("Fingerprint: got %s, %v, want %s", fp, err, first)
-	}
-	path := filepath.Join(dir, pemName)
-	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := st.Mode().Perm(); got != 0o600 {
-		t.Errorf("mode %v, want 0600", got)
-	}
-	if err := os.WriteFile(path, []byte("damaged"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := Certificate(dir, nil); err == nil {
-		t.Error("a damaged certificate was replaced or accepted")
-	}
-}
-
-// post sends a raw body with the right token.
+// post sends a raw body as an agent whose certificate was verified.
 func post(t testing.TB, h http.Handler, method, path string, body io.Reader) (int, api.Response) {
 	t.Helper()
-	tok, err := token(key)
-	if err != nil {
-		t.Fatal(err)
-	}
 	req := httptest.NewRequest(method, path, body)
-	req.Header.Set("Authorization", "Bearer "+tok)
+	leaf := &x509.Certificate{}
+	req.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, req)
 	var resp api.Response
@@ -242,11 +288,11 @@ func post(t testing.TB, h http.Handler, method, path string, body io.Reader) (in
 	return w.Code, resp
 }
 
+// admitAll has every certificate's holder answered by echo.
+var admitAll = Server{Admit: func(*x509.Certificate) (Handler, error) { return echo, nil }}
+
 func TestHostileRequests(t *testing.T) {
-	h, err := Server{Key: key, Handle: echo}.Handler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := admitAll.Handler()
 	huge := io.MultiReader(strings.NewReader(`{"v":1,"op":"echo","body":"`), io.LimitReader(zeros{}, api.MaxMessage))
 	for name, tt := range map[string]struct {
 		method, path string
@@ -286,18 +332,17 @@ func (zeros) Read(p []byte) (int, error) {
 
 // A stranger's body is not read at all.
 func TestStrangersBodyIsNotRead(t *testing.T) {
-	h, err := Server{Key: key, Handle: echo}.Handler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := admitAll.Handler()
 	body := &counting{Reader: zeros{}}
-	for _, auth := range []string{"", "Bearer ", "Bearer 00", "Basic eA=="} {
+	for name, state := range map[string]*tls.ConnectionState{
+		"no TLS": nil, "no certificate": {}, "a certificate that was not verified": {PeerCertificates: []*x509.Certificate{{}}},
+	} {
 		req := httptest.NewRequest("POST", Path, body)
-		req.Header.Set("Authorization", auth)
+		req.TLS = state
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, req)
 		if w.Code != http.StatusUnauthorized || body.n != 0 {
-			t.Errorf("%q: got %d after %d bytes, want 401 after 0", auth, w.Code, body.n)
+			t.Errorf("%s: got %d after %d bytes, want 401 after 0", name, w.Code, body.n)
 		}
 	}
 }
@@ -314,7 +359,7 @@ func (c *counting) Read(p []byte) (int, error) {
 }
 
 func TestManyCallsAtOnce(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
+	d := newDaemon(t)
 	c := dial(t, d)
 	var wg sync.WaitGroup
 	for i := range uint32(50) {
@@ -331,8 +376,8 @@ func TestManyCallsAtOnce(t *testing.T) {
 // A flood of connections that prove nothing keeps neither its own address nor
 // another's out, and does not pile up.
 func TestFloodOfStrangers(t *testing.T) {
-	d := &daemon{t: t, dir: t.TempDir()}
-	fp := d.start(echo)
+	d := newDaemon(t)
+	c := dial(t, d)
 	const flood = 10 * maxStrangers
 	var open []net.Conn
 	defer func() {
@@ -347,7 +392,7 @@ func TestFloodOfStrangers(t *testing.T) {
 		}
 		open = append(open, c)
 	}
-	if err := client(t, d.address, fp, key).Call(t.Context(), "echo", api.JobID{JobID: 7}, nil); err != nil {
+	if err := c.Call(t.Context(), "echo", api.JobID{JobID: 7}, nil); err != nil {
 		t.Errorf("a call in the flood: %v", err)
 	}
 	closed := 0
@@ -369,10 +414,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"v":1,"op":"refuse"}`))
 	f.Add([]byte(`{"v":1e9}`))
 	f.Add([]byte("\x00"))
-	h, err := Server{Key: key, Handle: echo}.Handler()
-	if err != nil {
-		f.Fatal(err)
-	}
+	h := admitAll.Handler()
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if bytes.Contains(body, []byte("wait")) || bytes.Contains(body, []byte(`\u`)) {
 			return // that operation waits for its caller
@@ -384,6 +426,6 @@ func FuzzAnswer(f *testing.F) {
 // dial starts d and returns a client of it.
 func dial(t *testing.T, d *daemon) *Client {
 	t.Helper()
-	fp := d.start(echo)
-	return client(t, d.address, fp, key)
+	d.start(echo)
+	return d.client(credentials(t, d.ca))
 }

@@ -2,8 +2,8 @@ package remote
 
 import (
 	"context"
-	"crypto/hmac"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,26 +26,28 @@ const (
 	stopTimeout  = 5 * time.Second // for calls in flight when ctx ends
 	maxHeader    = 16 << 10        // bytes
 	maxStrangers = 64              // connections an address
+	maxEnrol     = 64 << 10        // bytes of a stranger's request
 )
+
+// Handler answers one request. ctx ends when the caller hangs up.
+type Handler func(ctx context.Context, req api.Request) (any, error)
 
 // Server answers agents.
 type Server struct {
-	// Key is the contents of Slurm's key file; callers must prove that they hold it.
-	Key []byte
-	// Handle answers one request. ctx ends when the caller hangs up.
-	Handle func(ctx context.Context, req api.Request) (any, error)
+	// TLS must verify the certificates of those who show one.
+	TLS *tls.Config
+	// Admit says who answers the calls of a certificate's holder, or why nobody does.
+	Admit func(*x509.Certificate) (Handler, error)
+	// Enrol answers callers without a certificate; from is their address.
+	Enrol func(ctx context.Context, from string, req api.Request) (any, error)
 	// Log gets what goes wrong with connections; nil: nobody.
 	Log *log.Logger
 }
 
 // Serve answers callers on l until ctx ends or l fails, and closes l. When ctx
 // ends, calls in flight get a few seconds to end.
-func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate) error {
+func (s Server) Serve(ctx context.Context, l net.Listener) error {
 	defer l.Close()
-	handler, err := s.Handler()
-	if err != nil {
-		return err
-	}
 	logger := s.Log
 	if logger == nil {
 		logger = log.New(io.Discard, "", 0)
@@ -55,7 +57,7 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	srv := &http.Server{
-		Handler:           handler,
+		Handler:           s.Handler(),
 		ReadHeaderTimeout: readTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
@@ -75,7 +77,7 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 				guests.leave(c)
 			}
 		},
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}},
+		TLSConfig: s.TLS,
 	}
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -90,7 +92,7 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 			srv.Close()
 		}
 	})
-	err = srv.ServeTLS(l, "", "")
+	err := srv.ServeTLS(l, "", "")
 	if !stop() {
 		<-done
 	}
@@ -104,26 +106,27 @@ func (s Server) Serve(ctx context.Context, l net.Listener, cert tls.Certificate)
 // knownKey is where a call's context keeps what to do once its caller is known.
 type knownKey struct{}
 
-// strangers are the connections whose callers have not proved yet that they hold
-// the key. Each address may have a few: then the oldest makes room, so that a
+// strangers are the connections whose callers have not proved yet that they
+// belong to the cluster. Each address may have a few: then the oldest makes room, so that a
 // flood from a VM neither uses up this process's files nor keeps the VM's agent out.
 type strangers struct {
 	mu        sync.Mutex            // guards byAddress
 	byAddress map[string][]net.Conn // oldest first
 }
 
-func address(c net.Conn) string {
-	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+// host is an address without its port.
+func host(addr string) string {
+	h, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return c.RemoteAddr().String()
+		return addr
 	}
-	return host
+	return h
 }
 
 func (s *strangers) come(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := address(c)
+	a := host(c.RemoteAddr().String())
 	list := append(s.byAddress[a], c)
 	if len(list) > maxStrangers {
 		oldest := list[0]
@@ -139,7 +142,7 @@ func (s *strangers) come(c net.Conn) {
 func (s *strangers) leave(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := address(c)
+	a := host(c.RemoteAddr().String())
 	list := s.byAddress[a]
 	if i := slices.Index(list, c); i >= 0 {
 		list = slices.Delete(list, i, i+1)
@@ -151,42 +154,55 @@ func (s *strangers) leave(c net.Conn) {
 	}
 }
 
-// Handler returns the HTTP half alone; it fails when Key is empty.
-func (s Server) Handler() (http.Handler, error) {
-	tok, err := token(s.Key)
-	if err != nil {
-		return nil, err
-	}
-	want := []byte("Bearer " + tok)
+// Handler returns the HTTP half alone.
+func (s Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != Path {
-			reply(w, http.StatusNotFound, nil, api.Errorf(api.CodeNotFound, "only %s is served here", Path))
+		if r.URL.Path != Path && r.URL.Path != EnrolPath {
+			reply(w, http.StatusNotFound, nil, api.Errorf(api.CodeNotFound, "only %s and %s are served here", Path, EnrolPath))
 			return
 		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
-			reply(w, http.StatusMethodNotAllowed, nil, api.Errorf(api.CodeBadRequest, "%s must be posted", Path))
+			reply(w, http.StatusMethodNotAllowed, nil, api.Errorf(api.CodeBadRequest, "%s must be posted", r.URL.Path))
+			return
+		}
+		if r.URL.Path == EnrolPath {
+			answer(w, r, maxEnrol, func(ctx context.Context, req api.Request) (any, error) {
+				if req.Op != api.OpAgentEnrol {
+					return nil, api.Errorf(api.CodeBadRequest, "only %s is answered here", api.OpAgentEnrol)
+				}
+				return s.Enrol(ctx, host(r.RemoteAddr), req)
+			})
 			return
 		}
 		// Before the body: a stranger costs no memory.
-		if !hmac.Equal([]byte(r.Header.Get("Authorization")), want) {
+		handle, err := s.admit(r)
+		if err != nil {
 			w.Header().Set("Connection", "close")
-			reply(w, http.StatusUnauthorized, nil, &api.Error{Code: api.CodeDenied,
-				Message: "the caller does not hold this cluster's key", Hint: "compare slurm.key on this VM with the controller's"})
+			reply(w, http.StatusUnauthorized, nil, err)
 			return
 		}
 		if known, ok := r.Context().Value(knownKey{}).(func()); ok {
 			known()
 		}
-		s.answer(w, r)
-	}), nil
+		answer(w, r, api.MaxMessage, handle)
+	})
 }
 
-func (s Server) answer(w http.ResponseWriter, r *http.Request) {
+func (s Server) admit(r *http.Request) (Handler, error) {
+	// Only verified chains count, whatever TLS was told to accept.
+	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+		return nil, &api.Error{Code: api.CodeUnenrolled, Message: "the caller shows no certificate of this cluster", Hint: "a VM's agent enrols at " + EnrolPath}
+	}
+	return s.Admit(r.TLS.PeerCertificates[0])
+}
+
+// answer reads one request of at most limit bytes and has it answered.
+func answer(w http.ResponseWriter, r *http.Request, limit int64, handle Handler) {
 	// http.Server's own ReadTimeout would also end handlers that wait longer.
 	control := http.NewResponseController(w)
 	control.SetReadDeadline(time.Now().Add(readTimeout))
-	msg, err := io.ReadAll(http.MaxBytesReader(w, r.Body, api.MaxMessage))
+	msg, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err != nil {
 		status := http.StatusBadRequest
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -205,7 +221,7 @@ func (s Server) answer(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusBadRequest, nil, api.Errorf(api.CodeBadRequest, "request speaks version %d, this daemon %d", req.Version, api.Version))
 		return
 	}
-	out, err := s.Handle(r.Context(), req)
+	out, err := handle(r.Context(), req)
 	reply(w, http.StatusOK, out, err)
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +23,10 @@ import (
 
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/remote"
+	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/prolog"
 	"github.com/sluicehpc/sluice/tests/bench"
+	"github.com/sluicehpc/sluice/trust"
 )
 
 const module = "github.com/sluicehpc/sluice/"
@@ -61,7 +64,9 @@ func TestAgentDependsOnLittle(t *testing.T) {
 		if strings.HasPrefix(d, module) || strings.HasPrefix(d, "vendor/") || !strings.Contains(strings.Split(d, "/")[0], ".") {
 			continue
 		}
-		if d != "cloud.google.com/go/compute/metadata" && !strings.HasPrefix(d, "golang.org/x/sys/") {
+		known := []string{"cloud.google.com/go/compute/metadata", "golang.org/x/sys/",
+			"github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/mdlayher/socket", "golang.org/x/net/bpf", "golang.org/x/sync/errgroup"} // the guard's
+		if !slices.ContainsFunc(known, func(k string) bool { return strings.HasPrefix(d, k) }) {
 			t.Errorf("sluice-agent links %s", d)
 		}
 	}
@@ -113,13 +118,31 @@ func (c *controller) events() []string {
 	return all
 }
 
+// inNetwork holds where the programs are for a test that runs in a network of its own.
+const inNetwork = "SLUICE_TEST_IN_NETWORK"
+
 // The programs as they are released: a metadata server over HTTP, sluiced over
 // TLS, mount(8) with a helper for lustre in a mount namespace of the test's own.
 func TestProgramsOnANode(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Fatal("needs root for a mount namespace")
+		t.Fatal("needs root for namespaces")
 	}
-	bin := build(t)
+	if os.Getenv(inNetwork) == "" {
+		// The agent guards the metadata server in its network namespace: not in this machine's.
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inNetwork+"="+build(t))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v", err)
+		}
+		t.Logf("%s", out)
+		return
+	}
+	if out, err := exec.CommandContext(t.Context(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	bin := os.Getenv(inNetwork)
 	for _, hook := range []string{"sluice-prolog", "sluice-epilog"} {
 		if st, err := os.Stat(filepath.Join(bin, hook)); err != nil || st.Size() > 10<<20 {
 			t.Errorf("%s: %v, %v, want at most 10 MiB", hook, st.Size(), err)
@@ -137,14 +160,13 @@ func TestProgramsOnANode(t *testing.T) {
 		}
 		return path
 	}
-	key := write("slurm.key", "a key", 0o600)
 	write("sbin/mount.lustre", "#!/bin/sh\nexec mount -i -t tmpfs \"$1\" \"$2\"\n", 0o755)
 	write("bin/systemctl", "#!/bin/sh\necho \"$@\" >>"+root+"/systemctl.log\n", 0o755)
 	dir := filepath.Join(root, "lustre")
 
 	// sluiced
 	c := &controller{}
-	cert, fp, err := remote.Certificate(filepath.Join(root, "controller"), []string{"127.0.0.1"})
+	authority, err := trust.OpenCA(filepath.Join(root, "controller"), "c", clock.System)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,10 +174,12 @@ func TestProgramsOnANode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go remote.Server{Key: []byte("a key"), Handle: func(_ context.Context, req api.Request) (any, error) {
+	handle := func(_ context.Context, req api.Request) (any, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		switch req.Op {
+		case api.OpAgentKeys:
+			return api.Keys{Files: []api.KeyFile{{Path: "/etc/slurm/slurm.key", Owner: "root", Data: []byte("a key")}}}, nil
 		case api.OpAgentReport:
 			var r api.NodeReport
 			err := json.Unmarshal(req.Body, &r)
@@ -168,13 +192,33 @@ func TestProgramsOnANode(t *testing.T) {
 			return api.Ack{}, err
 		}
 		return nil, api.Errorf(api.CodeBadRequest, "operation %s", req.Op)
-	}}.Serve(t.Context(), l, cert)
+	}
+	enrol := func(_ context.Context, _ string, req api.Request) (any, error) {
+		var in api.EnrolRequest
+		if err := json.Unmarshal(req.Body, &in); err != nil {
+			return nil, err
+		}
+		key, hash, err := trust.ParseRequest(in.Request)
+		if err != nil {
+			return nil, err
+		}
+		if in.Token != "token for "+trust.Audience(authority.Fingerprint(), hash) {
+			return nil, api.Errorf(api.CodeDenied, "token %q", in.Token)
+		}
+		chain, _, err := authority.Sign(key, trust.Agent{Cluster: "c", Role: api.RoleCompute, Instance: "4711", Node: "c-0"})
+		return api.Certificate{Chain: chain}, err
+	}
+	admit := func(*x509.Certificate) (remote.Handler, error) { return handle, nil }
+	go remote.Server{TLS: authority.ServerTLS(nil), Admit: admit, Enrol: enrol}.Serve(t.Context(), l)
 
 	// metadata server
-	values := map[string]string{"name": "c-0", "id": "4711", "attributes/sluice-role": "compute",
-		"attributes/sluice-controller": l.Addr().String(), "attributes/sluice-fingerprint": fp}
+	values := map[string]string{"id": "4711",
+		"attributes/sluice-controller": l.Addr().String(), "attributes/sluice-fingerprint": authority.Fingerprint()}
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v, ok := values[strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/")]
+		if r.URL.Path == "/computeMetadata/v1/instance/service-accounts/default/identity" && r.FormValue("format") == "full" {
+			v, ok = "token for "+r.FormValue("audience"), true
+		}
 		if !ok {
 			http.NotFound(w, r)
 			return
@@ -219,7 +263,7 @@ func TestProgramsOnANode(t *testing.T) {
 	defer notify.Close()
 	start := func() *exec.Cmd {
 		t.Helper()
-		agent := inNode(filepath.Join(bin, "sluice-agent"), "-slurm-key", key)
+		agent := inNode(filepath.Join(bin, "sluice-agent"))
 		agent.Env = append(agent.Env, "NOTIFY_SOCKET="+root+"/notify")
 		if err := agent.Start(); err != nil {
 			t.Fatal(err)
@@ -253,7 +297,13 @@ func TestProgramsOnANode(t *testing.T) {
 	c.mu.Lock()
 	r := c.reports[len(c.reports)-1]
 	c.mu.Unlock()
-	if r.ReadyAt == "" || r.Node != "c-0" || len(r.Mounts) != 1 || r.Mounts[0].State != "ok" {
+	if data, err := os.ReadFile(filepath.Join(root, "etc/slurm/slurm.key")); err != nil || string(data) != "a key" {
+		t.Errorf("Slurm's key: %q, %v", data, err)
+	}
+	if out, err := inNode("nft", "list", "table", "inet", "sluice_metadata").Output(); err != nil || !strings.Contains(string(out), "meta skuid != 0") {
+		t.Errorf("the metadata server's guard: %v\n%s", err, out)
+	}
+	if r.ReadyAt == "" || len(r.Mounts) != 1 || r.Mounts[0].State != "ok" {
 		t.Errorf("report %+v", r)
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", agent.Process.Pid))

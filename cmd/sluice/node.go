@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -33,8 +34,61 @@ func nodeCommand() *cli.Command {
 				}
 				return table(c.App.Writer, rows...)
 			},
+		}, {
+			Name:      "show",
+			Usage:     "show a VM, its certificate and what was refused to it",
+			ArgsUsage: "NODE",
+			Flags:     []cli.Flag{jsonFlag()},
+			Action: func(c *cli.Context) error {
+				name, err := onlyArg(c, "a node")
+				if err != nil {
+					return err
+				}
+				var n api.Node
+				if err := call(c.Context, api.OpNodeShow, api.NodeName{Node: name}, &n); err != nil {
+					return err
+				}
+				if c.Bool("json") {
+					return printJSON(c.App.Writer, n)
+				}
+				return table(c.App.Writer, nodeRows(n)...)
+			},
+		}, {
+			Name:      "reenroll",
+			Usage:     "let a VM enrol with a new key; the certificate that it has counts no more (root on the controller)",
+			ArgsUsage: "NODE",
+			Action: func(c *cli.Context) error {
+				name, err := onlyArg(c, "a node")
+				if err != nil {
+					return err
+				}
+				if err := call(c.Context, api.OpNodeReenrol, api.NodeName{Node: name}, nil); err != nil {
+					return err
+				}
+				fmt.Fprintf(c.App.Writer, "%s may enrol again; its certificate counts no more\n", name)
+				return nil
+			},
 		}},
 	}
+}
+
+func nodeRows(n api.Node) [][]string {
+	rows := [][]string{{"node", n.Name}, {"role", string(n.Role)}, {"state", n.State}, {"reason", n.Reason},
+		{"ready since", n.ReadyAt}, {"last seen", n.SeenAt}}
+	for _, m := range n.Mounts {
+		rows = append(rows, []string{"mount " + m.Dir, strings.TrimSpace(m.State + " " + m.Detail)})
+	}
+	if e := n.Enrolment; e != nil {
+		rows = append(rows, []string{"instance", e.Instance}, []string{"enrolled at", e.EnrolledAt},
+			[]string{"certificate until", e.Until}, []string{"key (SHA-256)", e.KeySHA256})
+	} else {
+		rows = append(rows, []string{"enrolled at", ""})
+	}
+	if r := n.Refusal; r != nil {
+		rows = append(rows, []string{"enrolments refused", fmt.Sprint(r.Count)},
+			[]string{"last refused", fmt.Sprintf("%s from %s: %s", r.At, r.From, r.Why)})
+	}
+	return rows
 }
 
 func statusCommand() *cli.Command {
@@ -53,9 +107,12 @@ func statusCommand() *cli.Command {
 			if c.Bool("json") {
 				return printJSON(c.App.Writer, s)
 			}
-			return table(c.App.Writer,
-				[]string{"cluster", s.Cluster}, []string{"sluiced", s.Version}, []string{"running since", s.StartedAt},
-				[]string{"jobs", fmt.Sprint(s.Jobs)}, []string{"transfers not ended", fmt.Sprint(s.Transfers)}, []string{"nodes with a VM", fmt.Sprint(s.Nodes)})
+			rows := [][]string{{"cluster", s.Cluster}, {"sluiced", s.Version}, {"running since", s.StartedAt},
+				{"jobs", fmt.Sprint(s.Jobs)}, {"transfers not ended", fmt.Sprint(s.Transfers)}, {"nodes with a VM", fmt.Sprint(s.Nodes)}}
+			for _, l := range s.Lacks {
+				rows = append(rows, []string{"missing permission", l})
+			}
+			return table(c.App.Writer, rows...)
 		},
 	}
 }

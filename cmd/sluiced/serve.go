@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/oauth2"
+
 	"github.com/sluicehpc/sluice/api"
 	"github.com/sluicehpc/sluice/api/local"
 	"github.com/sluicehpc/sluice/api/remote"
@@ -21,6 +23,7 @@ import (
 	"github.com/sluicehpc/sluice/controller/store"
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/clock"
@@ -28,8 +31,11 @@ import (
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/internal/version"
 	"github.com/sluicehpc/sluice/lustre/probe"
+	"github.com/sluicehpc/sluice/policy"
 	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging/files"
+	"github.com/sluicehpc/sluice/trust"
+	"github.com/sluicehpc/sluice/trust/idtoken"
 )
 
 // The garbage collector runs at a third of the usual growth, and harder near 80
@@ -58,15 +64,11 @@ func serve(ctx context.Context, configPath string) error {
 	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	root := os.Getenv("SLUICE_ROOT")
 
-	key, err := os.ReadFile(cfg.Slurm.KeyFile)
-	if err != nil {
-		return fmt.Errorf("read Slurm's key, by which agents prove themselves: %w", err)
-	}
 	host, _, err := net.SplitHostPort(cfg.Address)
 	if err != nil {
 		return fmt.Errorf("address of sluiced: %w", err)
 	}
-	cert, fingerprint, err := remote.Certificate(root+remote.DefaultDir, []string{host, "localhost"})
+	authority, err := trust.OpenCA(root+trust.DefaultDir, cfg.Cluster, clock.System)
 	if err != nil {
 		return err
 	}
@@ -75,12 +77,23 @@ func serve(ctx context.Context, configPath string) error {
 		return fmt.Errorf("SlurmUser: %w", err)
 	}
 
+	audit, err := policy.OpenAudit(root+policy.DefaultAudit, clock.System)
+	if err != nil {
+		return err
+	}
+	defer audit.Close()
 	db, err := store.Open(ctx, cfg.StorePath())
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	bucket, err := storage.NewClient(ctx, cfg.Endpoints.Storage)
+	credentials, err := iam.NewClient(ctx, cfg.Endpoints.GCP())
+	if err != nil {
+		return err
+	}
+	bucket, err := storage.NewClient(cfg.Endpoints.Storage, func(p storage.Place) oauth2.TokenSource {
+		return credentials.DataSource(ctx, iam.DataToken{Account: p.Account, Bucket: p.Bucket, Prefix: p.Prefix})
+	})
 	if err != nil {
 		return err
 	}
@@ -99,9 +112,9 @@ func serve(ctx context.Context, configPath string) error {
 		Config: cfg, Store: db, Bucket: bucket, Lustre: lc, Compute: cc,
 		Files: &files.Client{Check: checkMount(cfg)},
 		Slurm: scontrol.Client{}, Users: controller.System{}, SlurmUser: slurmUser,
-		EnvDir:      root + config.EnvironmentDir,
-		ListingDir:  filepath.Join(filepath.Dir(cfg.StorePath()), "listings"),
-		Fingerprint: fingerprint, Version: version.String(), Clock: clock.System, Log: logger,
+		EnvDir:     root + config.EnvironmentDir,
+		ListingDir: filepath.Join(filepath.Dir(cfg.StorePath()), "listings"),
+		Authority:  authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, Permissions: credentials, Version: version.String(), Clock: clock.System, Log: logger,
 	})
 	if err != nil {
 		return err
@@ -135,10 +148,10 @@ func serve(ctx context.Context, configPath string) error {
 		errs <- local.Serve(ctx, people, map[uint32]bool{slurmUser.UID: true}, c.HandleLocal)
 	})
 	listeners.Go(func() {
-		s := remote.Server{Key: key, Handle: c.HandleAgent, Log: log.New(os.Stderr, "agents: ", 0)}
-		errs <- s.Serve(ctx, agents, cert)
+		s := remote.Server{TLS: authority.ServerTLS([]string{host, "localhost"}), Admit: c.Admit, Enrol: c.Enrol, Log: log.New(os.Stderr, "agents: ", 0)}
+		errs <- s.Serve(ctx, agents)
 	})
-	logger.Info("sluiced runs", "version", version.String(), "cluster", cfg.Cluster, "listen", cfg.Listen, "fingerprint", fingerprint)
+	logger.Info("sluiced runs", "version", version.String(), "cluster", cfg.Cluster, "listen", cfg.Listen, "fingerprint", authority.Fingerprint())
 	if err := sdnotify.Send("READY=1"); err != nil {
 		logger.Warn("tell systemd", "err", err)
 	}

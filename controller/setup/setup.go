@@ -1,12 +1,15 @@
 // Package setup turns a fresh VM into the cluster's controller: it fetches
-// sluice.yaml from the VM's metadata, renders Slurm's files and starts the services.
+// sluice.yaml from the VM's metadata, renders Slurm's files, makes the key by
+// which Slurm's processes know each other, and starts the services.
 package setup
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +21,7 @@ import (
 	"github.com/sluicehpc/sluice/internal/atomicfile"
 	"github.com/sluicehpc/sluice/internal/command"
 	"github.com/sluicehpc/sluice/internal/retry"
+	"github.com/sluicehpc/sluice/internal/users"
 )
 
 // ConfigAttribute is the instance attribute that holds sluice.yaml.
@@ -44,6 +48,18 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Render(c, o.SlurmDir); err != nil {
 		return fmt.Errorf("render Slurm's files: %w", err)
 	}
+	made, err := makeKey(ctx, c.Slurm.KeyFile, c.Slurm.KeyOwner())
+	if err != nil {
+		return fmt.Errorf("make the cluster's key: %w", err)
+	}
+	if made {
+		fmt.Fprintf(o.Log, "%s made; sluiced brings it to the VMs that enrol\n", c.Slurm.KeyFile)
+	}
+	if c.Slurm.Auth == config.AuthMunge {
+		if err := start(ctx, o.Log, "munge"); err != nil {
+			return err
+		}
+	}
 	// sluiced first: it needs none of the others, and the agents wait for it.
 	if err := start(ctx, o.Log, "sluiced", "sluice-agent"); err != nil {
 		return err
@@ -59,6 +75,36 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}
 	return start(ctx, o.Log, "slurmctld")
+}
+
+// keySize is in bytes; the most that munge takes.
+const keySize = 1024
+
+// makeKey makes the key file unless it exists, for its owner alone.
+func makeKey(ctx context.Context, path, owner string) (made bool, err error) {
+	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	u, err := users.ByName(ctx, owner)
+	if err != nil {
+		return false, err
+	}
+	key := make([]byte, keySize)
+	rand.Read(key) // never fails
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return false, err
+	}
+	// Complete and the owner's before it has its name: a setup that was interrupted makes another one.
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return false, err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(key)
+	if err := errors.Join(err, f.Chown(int(u.UID), int(u.GID)), f.Sync(), f.Close()); err != nil {
+		return false, err
+	}
+	return true, os.Rename(f.Name(), path)
 }
 
 func fetch(ctx context.Context, path string) (*config.Config, error) {

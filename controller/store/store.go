@@ -58,6 +58,7 @@ var migrations = []string{
 		PRIMARY KEY (fs, dataset, version)) WITHOUT ROWID;
 	CREATE TABLE nodes (name TEXT PRIMARY KEY, doc TEXT NOT NULL) WITHOUT ROWID;
 	CREATE TABLE batches (request_id TEXT PRIMARY KEY, doc TEXT NOT NULL) WITHOUT ROWID;`,
+	`CREATE TABLE enrolments (instance TEXT PRIMARY KEY, node TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;`,
 }
 
 // Open opens or makes the file at path, whose directory must exist or can be

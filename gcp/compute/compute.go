@@ -98,6 +98,7 @@ type Instance struct {
 	MachineType string // name
 	Zone        string // name
 	Labels      map[string]string
+	Metadata    map[string]string
 	Created     time.Time
 }
 
@@ -272,6 +273,12 @@ func instance(in *computepb.Instance) Instance {
 	}
 	if nics := in.GetNetworkInterfaces(); len(nics) > 0 {
 		out.Address, _ = netip.ParseAddr(nics[0].GetNetworkIP()) // none yet while it is PROVISIONING
+	}
+	for _, item := range in.GetMetadata().GetItems() {
+		if out.Metadata == nil {
+			out.Metadata = map[string]string{}
+		}
+		out.Metadata[item.GetKey()] = item.GetValue()
 	}
 	out.Created, _ = time.Parse(time.RFC3339, in.GetCreationTimestamp()) // zero when the service sends none
 	return out

@@ -184,6 +184,7 @@ func TestLifeOf200(t *testing.T) {
 	want := compute.Instance{
 		Name: "node-007", Status: "RUNNING", Address: netip.MustParseAddr("10.128.0.9"),
 		MachineType: "n2-standard-2", Zone: "us-central1-a", Labels: map[string]string{"sluice-deployment": "d", "role": "node"},
+		Metadata: map[string]string{"a": "b", "c": "d", "startup-script": "#!/bin/sh\n"},
 	}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Errorf("instance (-want +got):\n%s", d)

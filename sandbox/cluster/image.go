@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -10,12 +9,8 @@ import (
 	"path/filepath"
 
 	"github.com/sluicehpc/sluice/packaging"
-	"github.com/sluicehpc/sluice/sandbox/rootfs"
 	"github.com/sluicehpc/sluice/slurm/conf"
 )
-
-// slurmUID is Debian's uid of the user slurm, which the VMs' root keeps.
-const slurmUID = rootfs.SlurmUID
 
 // binaries that the VMs' image carries, by directory in the image.
 var binaries = map[string][]string{
@@ -32,7 +27,7 @@ type file struct {
 }
 
 // WriteImage fills dir, the overlay layer over Debian's root from which the
-// cluster's VMs boot: Sluice's binaries from binDir, its units, and a new slurm.key.
+// cluster's VMs boot: Sluice's binaries from binDir and its units. No secret is in it.
 func WriteImage(dir, binDir string) error {
 	for target, names := range binaries {
 		for _, name := range names {
@@ -41,10 +36,7 @@ func WriteImage(dir, binDir string) error {
 			}
 		}
 	}
-	key := make([]byte, 1024)
-	rand.Read(key)
 	files := []file{
-		{"etc/slurm/slurm.key", key, 0o600, slurmUID},
 		{"etc/default/slurmd", []byte(slurmdDefaults), 0o644, 0},
 		{"etc/default/sackd", []byte(sackdDefaults), 0o644, 0},
 		{"etc/systemd/system/mariadb.service", []byte(mariadbUnit), 0o644, 0},

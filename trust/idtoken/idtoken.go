@@ -45,7 +45,7 @@ const (
 )
 
 // ErrUnavailable is wrapped when the key set cannot be had: nothing is said about the token.
-var ErrUnavailable = errors.New("Google's key set cannot be read")
+var ErrUnavailable = errors.New("the key set of Google cannot be read")
 
 // Instance is the VM that a token is about.
 type Instance struct {
@@ -171,7 +171,7 @@ func (v *Verifier) known(kid string) (*rsa.PublicKey, error) {
 	return nil, noKey(kid)
 }
 
-func noKey(kid string) error { return fmt.Errorf("Google has no key %.64q", kid) }
+func noKey(kid string) error { return fmt.Errorf("there is no key %.64q of Google", kid) }
 
 func (v *Verifier) fetch(ctx context.Context) (map[string]*rsa.PublicKey, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.url, nil)
