@@ -14,6 +14,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/sluicehpc/sluice/gcp"
+	"github.com/sluicehpc/sluice/policy"
 )
 
 // DefaultPath is where sluiced looks for its configuration.
@@ -41,6 +42,11 @@ type Config struct {
 	NodeSets   []NodeSet   `yaml:"nodesets"`
 	Partitions []Partition `yaml:"partitions"`
 	Slurm      Slurm       `yaml:"slurm,omitempty"`
+	// Policy says who may stage in and out where; without a rule nobody may.
+	Policy policy.Policy `yaml:"policy,omitempty"`
+
+	// GuardMetadata lets only root reach the metadata server on the cluster's VMs; true by default.
+	GuardMetadata *bool `yaml:"guard_metadata,omitempty"`
 
 	// KeepJobDir is how long a job's directory is kept after its stage-outs are
 	// verified; 7d by default.
@@ -137,12 +143,27 @@ type Partition struct {
 	Default  bool     `yaml:"default,omitempty"`
 }
 
+// What Slurm's processes know each other by.
+const (
+	AuthSlurm = "slurm"
+	AuthMunge = "munge"
+)
+
+// KeyOwner is the user whose KeyFile is.
+func (s Slurm) KeyOwner() string {
+	if s.Auth == AuthMunge {
+		return "munge"
+	}
+	return s.User
+}
+
 // Slurm is what sluiced must know of Slurm, and what it renders into Slurm's files.
 type Slurm struct {
 	User    string `yaml:"user,omitempty"`    // SlurmUser; "slurm"
 	Version string `yaml:"version,omitempty"` // major.minor of slurmctld, "24.11"
-	Auth    string `yaml:"auth,omitempty"`    // slurm or munge; munge
-	// KeyFile is auth/slurm's key; /etc/slurm/slurm.key.
+	Auth    string `yaml:"auth,omitempty"`    // AuthSlurm or AuthMunge, the default
+	// KeyFile is the key of auth, on the controller and where sluiced brings it to the
+	// other VMs; /etc/slurm/slurm.key, with munge /etc/munge/munge.key.
 	KeyFile        string `yaml:"key_file,omitempty"`
 	CgroupPlugin   string `yaml:"cgroup_plugin,omitempty"` // autodetect, cgroup/v1, cgroup/v2 or disabled; autodetect
 	Proctrack      string `yaml:"proctrack,omitempty"`     // cgroup or linuxproc; cgroup
@@ -230,7 +251,10 @@ func (c *Config) setDefaults() {
 	str(&c.Listen, ":8443")
 	str(&c.Slurm.User, "slurm")
 	str(&c.Slurm.Version, "24.11")
-	str(&c.Slurm.Auth, "munge")
+	str(&c.Slurm.Auth, AuthMunge)
+	if c.Slurm.Auth == AuthMunge {
+		str(&c.Slurm.KeyFile, "/etc/munge/munge.key")
+	}
 	str(&c.Slurm.KeyFile, "/etc/slurm/slurm.key")
 	str(&c.Slurm.CgroupPlugin, "autodetect")
 	str(&c.Slurm.Proctrack, "cgroup")
@@ -248,9 +272,26 @@ func (c *Config) setDefaults() {
 		}
 		c.FileSystems[i].Mount = filepath.Clean(c.FileSystems[i].Mount)
 	}
+	if c.GuardMetadata == nil {
+		guard := true
+		c.GuardMetadata = &guard
+	}
 	if len(c.FileSystems) == 1 {
 		c.FileSystems[0].Default = true
 	}
+}
+
+// AccountsEnforced reports that Slurm lets users submit under their own accounts only.
+func (c *Config) AccountsEnforced() bool {
+	for k, v := range c.Slurm.Parameters {
+		if strings.EqualFold(k, "AccountingStorageEnforce") {
+			v = strings.ToLower(v)
+			if !strings.Contains(v, "associations") && !strings.Contains(v, "limits") && !strings.Contains(v, "safe") && v != "all" {
+				return false
+			}
+		}
+	}
+	return c.Slurm.AccountingHost != ""
 }
 
 // StorePath is Store below $SLUICE_ROOT.

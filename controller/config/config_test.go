@@ -40,6 +40,11 @@ slurm:
   controller_host: controller
   suspend_time: 1m30s
 keep_job_dir: 7d
+policy:
+  - users: [alice]
+    read: ["gs://research-*/"]
+    write: [gs://research-results/runs/]
+    service_account: research-data@p.iam.gserviceaccount.com
 `
 
 func TestParse(t *testing.T) {
@@ -104,6 +109,25 @@ func TestParseErrors(t *testing.T) {
 		}},
 		{"hostlist", "node-[1-4]", "node-[1-", []string{
 			`s.yaml:14:12: nodesets[0].nodes: `,
+		}},
+		{"policy's patterns", `["gs://research-*/"]`, "[gs://research-x/*/, 's3://b/']", []string{
+			`s.yaml:31:12: policy[0].read[0]: "gs://research-x/*/" has the character *`,
+			`s.yaml:31:32: policy[0].read[1]: "s3://b/" is not a gs:// URL`,
+		}},
+		{"policy for nobody", "users: [alice]", "group: x", []string{
+			`s.yaml:30:5: policy[0]: the rule is for nobody: accounts and users are missing`,
+		}},
+		{"policy's service account", "research-data@p.iam", "alice@example.com # ", []string{
+			`s.yaml:33:22: policy[0].service_account: "alice@example.com" is not a service account's address`,
+		}},
+		{"policy, a key that is not", "write:", "wirte:", []string{
+			`s.yaml:32:5: unknown setting "policy[0].wirte"`,
+		}},
+		{"accounts that anybody may claim", "users: [alice]", "accounts: [research, '*']", []string{
+			`s.yaml:30:16: policy[0]: where Slurm enforces no associations everybody may say --account=research`,
+		}},
+		{"accounts that are not enforced", "users: [alice]", "accounts: [research]\n    users: ['*']", []string{
+			`s.yaml:30:16: policy[0]: where Slurm enforces no associations everybody may say --account=research`,
 		}},
 		{"empty", good, "", []string{`s.yaml:1:1: the file is empty`}},
 		{"not yaml", "cluster: sandbox", "cluster: [", []string{`s.yaml:`}},

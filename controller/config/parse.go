@@ -178,7 +178,7 @@ func (p *parser) decode(path string, n *yaml.Node, v reflect.Value) {
 	default:
 		if err := n.Decode(v.Addr().Interface()); err != nil {
 			p.errorAt(n, "", "%s: %q is not %s", path, n.Value, map[reflect.Kind]string{
-				reflect.Int: "a whole number", reflect.Bool: "true or false"}[v.Kind()])
+				reflect.Int: "a whole number", reflect.Bool: "true or false", reflect.Pointer: "true or false"}[v.Kind()])
 		}
 	}
 }
@@ -291,7 +291,7 @@ func (p *parser) check(c *Config) {
 	p.match("project", c.Project, projectID, "a project id")
 	p.match("zone", c.Zone, zoneName, "a zone such as us-central1-a")
 	for path, v := range map[string]string{
-		"endpoints.compute": c.Endpoints.Compute, "endpoints.lustre": c.Endpoints.Lustre, "endpoints.storage": c.Endpoints.Storage,
+		"endpoints.compute": c.Endpoints.Compute, "endpoints.lustre": c.Endpoints.Lustre, "endpoints.storage": c.Endpoints.Storage, "endpoints.iam": c.Endpoints.IAM,
 	} {
 		if v == "" {
 			continue
@@ -315,7 +315,30 @@ func (p *parser) check(c *Config) {
 	}
 	p.checkNodes(c)
 	p.checkSlurm(c)
+	p.checkPolicy(c)
 	p.absolute("store", c.Store)
+}
+
+func (p *parser) checkPolicy(c *Config) {
+	for i, r := range c.Policy {
+		at := fmt.Sprintf("policy[%d]", i)
+		for _, problem := range r.Check() {
+			field := at
+			if problem.Field != "" {
+				field += "." + problem.Field
+			}
+			p.fail(field, problem.Hint, "%s: %s", field, problem.Message)
+		}
+		if c.AccountsEnforced() || len(r.Users) > 0 && !slices.Contains(r.Users, "*") {
+			continue
+		}
+		for j, account := range r.Accounts {
+			if account != "*" {
+				p.fail(fmt.Sprintf("%s.accounts[%d]", at, j), "name users, or set slurm.accounting_host",
+					"%s: where Slurm enforces no associations everybody may say --account=%s", at, account)
+			}
+		}
+	}
 }
 
 func hostPort(s string, emptyHost bool) error {
@@ -476,7 +499,7 @@ func (p *parser) checkSlurm(c *Config) {
 		p.fail("slurm.user", "SlurmUser is an account of its own, usually slurm", "slurm.user: root may not run slurmctld")
 	}
 	p.match("slurm.version", s.Version, slurmVersion, "a version such as 24.11")
-	p.oneOf("slurm.auth", s.Auth, "slurm", "munge")
+	p.oneOf("slurm.auth", s.Auth, AuthSlurm, AuthMunge)
 	p.absolute("slurm.key_file", s.KeyFile)
 	p.oneOf("slurm.cgroup_plugin", s.CgroupPlugin, "autodetect", "cgroup/v1", "cgroup/v2", "disabled")
 	p.oneOf("slurm.proctrack", s.Proctrack, "cgroup", "linuxproc")
