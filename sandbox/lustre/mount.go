@@ -35,11 +35,11 @@ type mount struct {
 	client  Client
 	process *os.Process
 	orders  io.WriteCloser
-	flushed chan struct{} // gets one value for each flush, if somebody waits
 	ended   chan struct{}
 
 	applied  lustrefs.Behaviour
 	counters lustrefs.Counters
+	flushes  map[int64]chan struct{} // those that are waited for: closed when they are done
 }
 
 // Mount describes a mount of an instance that is served.
@@ -201,7 +201,7 @@ func (s *Server) startMount(client Client, source string, readOnly bool, fuse *o
 		return nil, nil, err
 	}
 	m := &mount{
-		inst: inst, client: client, process: cmd.Process, orders: stdin, flushed: make(chan struct{}), ended: make(chan struct{}),
+		inst: inst, client: client, process: cmd.Process, orders: stdin, ended: make(chan struct{}), flushes: map[int64]chan struct{}{},
 	}
 	s.mounts[m] = true
 	ready := make(chan error, 1)
@@ -246,6 +246,10 @@ func (s *Server) hear(m *mount, events io.Reader, ready chan<- error) {
 		if e.Lost != nil {
 			m.inst.losses[m.client.VM]++
 		}
+		if done := m.flushes[e.Flushed]; done != nil {
+			close(done)
+			delete(m.flushes, e.Flushed)
+		}
 		s.mu.Unlock()
 		if l := e.Lost; l != nil {
 			how := "shorter"
@@ -258,12 +262,6 @@ func (s *Server) hear(m *mount, events io.Reader, ready chan<- error) {
 			}
 			s.options.Faults.Note(faults.LustreLoseUnsynced, nil, m.inst.id()+"/"+m.client.VM, what)
 			s.options.Log.Info("a machine died", "instance", m.inst.Name, "vm", m.client.VM, "what", what)
-		}
-		if e.Flushed {
-			select {
-			case m.flushed <- struct{}{}:
-			default: // whoever asked has gone
-			}
 		}
 	}
 }
@@ -378,20 +376,23 @@ func (s *Server) Settle(ctx context.Context) error {
 
 // Flush makes all that a machine has written safe, as its shutdown does. It waits for a mount that hangs.
 func (s *Server) Flush(ctx context.Context, vm string) error {
-	var mounts []*mount
+	flushes := map[*mount]chan struct{}{}
 	s.mu.Lock()
+	s.lastFlush++
+	number := s.lastFlush
 	for m := range s.mounts {
 		if m.client.VM == vm {
-			mounts = append(mounts, m)
+			flushes[m] = make(chan struct{})
+			m.flushes[number] = flushes[m]
 		}
 	}
 	s.mu.Unlock()
-	for _, m := range mounts {
-		if err := m.order(lustrefs.Order{Flush: true}); err != nil {
+	for m, done := range flushes {
+		if err := m.order(lustrefs.Order{Flush: number}); err != nil {
 			continue // it has ended
 		}
 		select {
-		case <-m.flushed:
+		case <-done:
 		case <-m.ended:
 		case <-ctx.Done():
 			return ctx.Err()

@@ -64,6 +64,7 @@ type Server struct {
 	requests   map[string]request // by request id
 	lastAddr   netip.Addr
 	mounts     map[*mount]bool
+	lastFlush  int64
 }
 
 // New returns a service without instances. What an earlier one left in Dir is not taken up.

@@ -164,8 +164,8 @@ func (m *Mount) Behave(t testing.TB, b lustrefs.Behaviour) {
 func (m *Mount) Flush(t testing.TB) {
 	t.Helper()
 	already := m.Events()
-	m.order(t, lustrefs.Order{Flush: true})
-	m.wait(t, "the flush", len(already), func(e lustrefs.Event) bool { return e.Flushed })
+	m.order(t, lustrefs.Order{Flush: 1})
+	m.wait(t, "the flush", len(already), func(e lustrefs.Event) bool { return e.Flushed == 1 })
 }
 
 // Events returns what the server has told so far.

@@ -4,16 +4,16 @@ package lustrefs
 type Order struct {
 	// Behave replaces the behaviour; the answer is Applied.
 	Behave *Behaviour `json:"behave,omitempty"`
-	// Flush makes all that was written count as synced, as a machine does that shuts down in order; the answer is
-	// Flushed. A mount that hangs answers when it does not hang any more.
-	Flush bool `json:"flush,omitempty"`
+	// Flush, a number that is not 0, makes all that was written count as synced, as a machine does that shuts down in
+	// order; the answer is the same number. A mount that hangs answers when it does not hang any more.
+	Flush int64 `json:"flush,omitempty"`
 }
 
 // Event is a line of JSON that Main prints.
 type Event struct {
 	Ready    bool       `json:"ready,omitempty"`   // requests are about to be answered: the first event
 	Applied  *Behaviour `json:"applied,omitempty"` // in effect for every request from now on
-	Flushed  bool       `json:"flushed,omitempty"`
+	Flushed  int64      `json:"flushed,omitempty"`
 	Counters *Counters  `json:"counters,omitempty"` // since the mount, at most once a second and at the end
 	Lost     *Loss      `json:"lost,omitempty"`     // one file of a machine that died
 }

@@ -269,12 +269,12 @@ func (s *session) obey() {
 			}
 			s.say(Event{Applied: b})
 		}
-		if o.Flush {
+		if o.Flush != 0 {
 			// Not in turn: a mount that hangs must hear the order that makes it answer again.
 			go func() {
 				if s.control.pass().Ok() {
 					s.flush()
-					s.say(Event{Flushed: true})
+					s.say(Event{Flushed: o.Flush})
 				}
 			}()
 		}
