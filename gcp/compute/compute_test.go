@@ -18,6 +18,7 @@ import (
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/compute"
 	sandbox "github.com/sluicehpc/sluice/sandbox/compute"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/metadata"
 )
 
@@ -83,7 +84,7 @@ func newWorld(t *testing.T) *world {
 	if err := project.AddImage("debian-13", "debian", ""); err != nil {
 		t.Fatal(err)
 	}
-	apis := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	apis := httptest.NewServer(discoverytest.Client(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		known.mu.Lock()
 		ok := known.known[strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")]
 		known.mu.Unlock()
@@ -109,7 +110,7 @@ func newWorld(t *testing.T) *world {
 		default:
 			project.ServeHTTP(rw, r)
 		}
-	}))
+	}), "compute"))
 	guest := httptest.NewServer(metadata.New(metadata.Config{
 		Instances: project, Tokens: known, Workstation: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
 	}))
