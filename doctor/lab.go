@@ -122,7 +122,14 @@ func (l *Lab) mkdir(name string) (string, error) {
 	}
 	if !l.made {
 		// As sluiced makes it, where it has not done so yet.
-		if err := os.Mkdir(filepath.Join(l.FS.Mount, files.Base), 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+		above := filepath.Join(l.FS.Mount, files.Base)
+		switch err := os.Mkdir(above, 0o711); {
+		case err == nil:
+			l.run.push("remove directory "+above, func(context.Context) error {
+				os.Remove(above) // sluiced may use it by now
+				return nil
+			})
+		case !errors.Is(err, fs.ErrExist):
 			return "", err
 		}
 		l.run.push("remove directory "+l.base(), func(context.Context) error { return os.RemoveAll(l.base()) })

@@ -188,11 +188,16 @@ func transfers(ctx context.Context, s *Site) Finding {
 const clockOK, clockBad = 2 * time.Second, 10 * time.Second
 
 func clockDifference(ctx context.Context, s *Site) Finding {
-	url := "https://compute.googleapis.com/"
-	if s.config != nil && s.config.Endpoints.Compute != "" {
-		url = s.config.Endpoints.Compute + "/"
+	// Any answer has a Date; this one is a refusal, since no token is sent.
+	endpoint, path := "https://compute.googleapis.com", "/compute/v1/projects/p/zones/z"
+	if s.config != nil {
+		path = "/compute/v1/projects/" + s.config.Project + "/zones/" + s.config.Zone
+		if s.config.Endpoints.Compute != "" {
+			endpoint = s.config.Endpoints.Compute
+		}
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodHead, url, nil)
+	url := endpoint + path
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return warn("see endpoints: in sluice.yaml", "%v", err)
 	}
@@ -200,7 +205,7 @@ func clockDifference(ctx context.Context, s *Site) Finding {
 	resp, err := s.HTTP.Do(req)
 	ended := s.Now()
 	if err != nil {
-		next := "look at the network to " + url
+		next := "look at the network to " + endpoint
 		if errors.As(err, new(*tls.CertificateVerificationError)) {
 			next = "a clock that is far off makes certificates invalid too: timedatectl; chronyc tracking"
 		}

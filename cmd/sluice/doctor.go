@@ -177,6 +177,9 @@ func accept(c *cli.Context) error {
 		},
 	})
 	progress.clear()
+	if errors.Is(err, doctor.ErrLeftBehind) && c.Context.Err() != nil {
+		fmt.Fprintf(c.App.ErrWriter, "sluice: %v\n", err) // an interrupt alone would be said otherwise
+	}
 	if results == nil && err != nil {
 		var list diag.List
 		if errors.Is(err, doctor.ErrBadURL) || errors.As(err, &list) {

@@ -51,6 +51,7 @@ func room(path string) string {
 // floor and below. Rooms that are not listed are free: cmd, sandbox, tests,
 // examples and packaging stand beside the house.
 var floors = [][]string{
+	{"doctor"},
 	{"controller", "agent"},
 	{"serving"},
 	{"checkpoint"},
