@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sluicehpc/sluice/internal/command"
+	"github.com/sluicehpc/sluice/sandbox/guest"
 	"github.com/sluicehpc/sluice/sandbox/rootfs"
 )
 
@@ -24,6 +25,8 @@ import (
 type Options struct {
 	Name  string // "" is DefaultName
 	Slurm string // prefix of the Slurm release of the VMs' root; "" is rootfs.DefaultSlurm
+	// Kernel is the one whose system calls the VMs' programs have: "4.18" for Rocky 8's, "" for this machine's.
+	Kernel string
 	// ImageFamily is the family of the image that VMs boot from; the image is called ImageFamily-v1.
 	ImageFamily string
 	// WriteImage fills an empty directory with the image's layer over the root, or is nil for none.
@@ -66,6 +69,9 @@ func up(ctx context.Context, o Options) (_ *Status, err error) {
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("needs root: namespaces and mounts are root's")
+	}
+	if err := guest.KnownKernel(o.Kernel); err != nil {
+		return nil, err
 	}
 	release, err := rootfs.Find(o.Slurm)
 	if err != nil {
@@ -117,7 +123,7 @@ func up(ctx context.Context, o Options) (_ *Status, err error) {
 	}
 	defer listener.Close()
 	cfg := config{
-		Name: o.Name, Slurm: release.Slurm, Paths: pathsJSON(p), Root: root, Guest: o.Guest, ImageFamily: o.ImageFamily,
+		Name: o.Name, Slurm: release.Slurm, Kernel: o.Kernel, Paths: pathsJSON(p), Root: root, Guest: o.Guest, ImageFamily: o.ImageFamily,
 		HostURL: "http://" + listener.Addr().String(), CheckAPIs: o.CheckAPIs,
 	}
 	if o.WriteImage != nil {

@@ -5,11 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(
-  debootstrap # builds the root of the sandbox's VMs
-  lua5.4      # tests of burst_buffer.lua
-  perl-doc    # some hundred English texts: the demo's corpus
-  shellcheck  # make lint
-  util-linux  # nsenter, setpriv
+  debootstrap      # builds the root of the sandbox's VMs
+  lua5.4           # tests of burst_buffer.lua
+  perl-doc         # some hundred English texts: the demo's corpus
+  qemu-user-static # runs the arm64 binaries
+  shellcheck       # make lint
+  systemd          # systemd-analyze, for make lint; it need not run
+  util-linux       # nsenter, setpriv
 )
 
 missing=()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gofmt, go vet, staticcheck, shellcheck.
+# gofmt, go vet, staticcheck, shellcheck, systemd-analyze verify.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,4 +13,5 @@ go vet ./...
 go tool staticcheck ./...
 mapfile -t shell_files < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck "${shell_files[@]}"
+scripts/verify-units.sh
 echo "lint: ok"

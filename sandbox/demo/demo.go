@@ -31,7 +31,7 @@ import (
 
 // Bucket, prefixes and user of the demo.
 const (
-	Bucket       = "sluice-demo"
+	Bucket       = "research-demo"
 	corpusPrefix = "corpus/"
 	user         = "alice"
 )
@@ -81,7 +81,7 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("download the output: %w", err)
 	}
 	if o.Report != "" {
-		if err := report.write(o.Report); err != nil {
+		if err := write(o.Report, report); err != nil {
 			return fmt.Errorf("write the report: %w", err)
 		}
 	}

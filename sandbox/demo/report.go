@@ -111,8 +111,16 @@ func (t *Timeline) fill(submitted time.Time, events []api.Event) error {
 	return nil
 }
 
-func (r *Report) write(path string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
+// WriteNotRun writes the report of a run that could not be made that day.
+func WriteNotRun(path, reason string) error {
+	return write(path, struct {
+		Status string `json:"status"`
+		Reason string `json:"reason"`
+	}{"not_run", reason})
+}
+
+func write(path string, report any) error {
+	data, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return err
 	}

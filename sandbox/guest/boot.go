@@ -28,6 +28,7 @@ type BootSpec struct {
 	Mount    string   `json:"mount"` // an empty directory for the overlay, seen only in the VM
 	Binary   string   `json:"binary"`
 	Binds    []Bind   `json:"binds"`
+	Kernel   string   `json:"kernel"` // see KnownKernel
 }
 
 // Bind is a file or directory of the outside that a VM sees.
@@ -156,6 +157,15 @@ func (s BootSpec) mount() error {
 	}
 	if err := os.Remove("/.outside"); err != nil {
 		return err
+	}
+	// As systemd has it, so that units with a mount table of their own see what is mounted later.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("sharing the mounts: %w", err)
+	}
+	if s.Kernel != "" {
+		if err := os.WriteFile(KernelFile, []byte(s.Kernel+"\n"), 0o644); err != nil {
+			return err
+		}
 	}
 	for link, target := range map[string]string{
 		"/dev/ptmx": "pts/ptmx", "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",

@@ -30,15 +30,16 @@ func signalByName(name string) syscall.Signal { return unix.SignalNum(name) }
 // execSpec is a program and the state of the process that becomes it. It travels as JSON in the
 // arguments of "guest exec", which sets what a parent cannot set for a child.
 type execSpec struct {
-	Argv   []string         `json:"argv"`
-	Env    []string         `json:"env"`
-	Dir    string           `json:"dir"`
-	DirMay bool             `json:"dir_may,omitempty"` // Dir may be missing
-	UID    uint32           `json:"uid"`
-	GID    uint32           `json:"gid"`
-	Groups []uint32         `json:"groups"`
-	UMask  uint32           `json:"umask"`
-	Limits map[string]Limit `json:"limits,omitempty"`
+	Argv      []string         `json:"argv"`
+	Env       []string         `json:"env"`
+	Dir       string           `json:"dir"`
+	DirMay    bool             `json:"dir_may,omitempty"` // Dir may be missing
+	UID       uint32           `json:"uid"`
+	GID       uint32           `json:"gid"`
+	Groups    []uint32         `json:"groups"`
+	UMask     uint32           `json:"umask"`
+	Limits    map[string]Limit `json:"limits,omitempty"`
+	Hardening Hardening        `json:"hardening"`
 
 	withParent bool // the kernel kills the program when its parent dies
 }
@@ -57,7 +58,20 @@ func (s execSpec) become() error {
 	for _, g := range s.Groups {
 		groups = append(groups, int(g))
 	}
+	kernel, err := vmKernel()
+	if err != nil {
+		return err
+	}
 	if os.Geteuid() == 0 {
+		if err := s.Hardening.isolate(); err != nil {
+			return err
+		}
+		if err := s.Hardening.confine(); err != nil {
+			return err
+		}
+		if err := seccomp(s.Hardening.filter(kernel)); err != nil {
+			return err
+		}
 		if err := syscall.Setgroups(groups); err != nil {
 			return fmt.Errorf("setting groups: %w", err)
 		}

@@ -130,7 +130,7 @@ func (m *Manager) load(name string) (*Unit, error) {
 			files = append(files, strings.NewReader(string(data)))
 		}
 	}
-	u, notes, err := ParseUnit(name, files...)
+	u, err := ParseUnit(name, files...)
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +151,6 @@ func (m *Manager) load(name string) (*Unit, error) {
 	if strings.HasSuffix(name, ".target") { // a target is reached when what it pulls in has started
 		u.After = append(append(u.After, u.Wants...), u.Requires...)
 	}
-	for _, n := range notes {
-		m.noteOnce(n)
-	}
 	return u, nil
 }
 
@@ -165,20 +162,6 @@ func template(name string) string {
 		return ""
 	}
 	return prefix + "@" + ext
-}
-
-func (m *Manager) noteOnce(note string) {
-	s := m.service(strings.SplitN(note, ":", 2)[0])
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.noted[note] {
-		return
-	}
-	if s.noted == nil {
-		s.noted = map[string]bool{}
-	}
-	s.noted[note] = true
-	m.logf("%s", note)
 }
 
 // service returns the record of a unit, and makes it when there is none.

@@ -26,6 +26,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "exec":
 			os.Exit(Main(os.Args, os.Stdout, os.Stderr))
+		case "attempt":
+			os.Exit(attempt(os.Args[2:]))
 		case "notify": // notify MESSAGE…, then wait
 			conn, err := net.Dial("unixgram", os.Getenv("NOTIFY_SOCKET"))
 			if err != nil {

@@ -62,7 +62,6 @@ type service struct {
 	ready        chan struct{}      // closed at READY=1
 	statusText   string             // STATUS= of the service
 	restartTimer bool
-	noted        map[string]bool
 }
 
 func newService(m *Manager, name string) *service {
@@ -620,8 +619,16 @@ func (s *service) spawn(u *Unit, c Command) (*process, error) {
 	spec := execSpec{
 		Argv: c.Argv, Env: env, Dir: "/", UID: id.user.UID, GID: id.gid, Groups: id.groups, UMask: u.UMask, Limits: u.Limits,
 	}
-	if c.FullRights {
+	if c.FullRights || c.OwnUser {
 		spec.UID, spec.GID, spec.Groups = 0, 0, nil
+	}
+	if !c.FullRights {
+		spec.Hardening = u.Hardening
+		for _, d := range u.Directories { // made for it to write to
+			if spec.Hardening.ProtectSystem == "strict" {
+				spec.Hardening.ReadWritePaths = append(spec.Hardening.ReadWritePaths[:len(spec.Hardening.ReadWritePaths):len(spec.Hardening.ReadWritePaths)], d.Path)
+			}
+		}
 	}
 	if !c.NoExpand {
 		values := map[string]string{}

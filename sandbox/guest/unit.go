@@ -50,6 +50,7 @@ type Unit struct {
 	StartLimitInterval  time.Duration
 	Limits              map[string]Limit // by systemd's name without "Limit", for example "NOFILE"
 	Directories         []Directory
+	Hardening           Hardening
 }
 
 // Condition is one Condition… or Assert… line.
@@ -64,7 +65,8 @@ type Condition struct {
 type Command struct {
 	Argv          []string // quotes are gone, variables are not expanded yet
 	IgnoreFailure bool     // "-"
-	FullRights    bool     // "+" or "!": User and Group do not apply
+	FullRights    bool     // "+": User, Group and Hardening do not apply
+	OwnUser       bool     // "!": User and Group do not apply
 	NoExpand      bool     // ":"
 }
 
@@ -103,24 +105,23 @@ func newUnit(name string) *Unit {
 	}
 }
 
-// ParseUnit reads a unit and its drop-ins, in this order, as one. Keys that the guest does not know
-// are returned as notes and do nothing; a value that it cannot read is an error with its line.
-func ParseUnit(name string, files ...io.Reader) (u *Unit, notes []string, err error) {
+// ParseUnit reads a unit and its drop-ins, in this order, as one. A directive that the guest does not know is an
+// error with its line, as is a value that it cannot read: what a unit says must hold, or be known not to.
+func ParseUnit(name string, files ...io.Reader) (*Unit, error) {
 	p := &unitParser{unit: newUnit(name), directories: map[string][]string{}, modes: map[string]uint32{}}
 	for _, f := range files {
 		if err := p.file(f); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	if err := p.finish(); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return p.unit, p.notes, nil
+	return p.unit, nil
 }
 
 type unitParser struct {
 	unit          *Unit
-	notes         []string
 	directories   map[string][]string // by key, for example RuntimeDirectory
 	modes         map[string]uint32
 	preserve      bool
@@ -178,33 +179,15 @@ func isComment(line string) bool {
 	return strings.HasPrefix(t, "#") || strings.HasPrefix(t, ";")
 }
 
-// quietKeys change nothing that a VM of namespaces could show, so they make no note.
-var quietKeys = map[string]bool{
-	"Documentation": true, "Delegate": true, "TasksMax": true, "DefaultDependencies": true, "Alias": true,
-	"SyslogIdentifier": true, "StandardOutput": true, "StandardError": true, "NotifyAccess": true, "GuessMainPID": true,
-	"AmbientCapabilities": true, "CapabilityBoundingSet": true, "OOMScoreAdjust": true, "NoNewPrivileges": true, "SendSIGKILL": true,
-	"LockPersonality": true, "MemoryDenyWriteExecute": true, "ReadWritePaths": true, "ReadOnlyPaths": true, "InaccessiblePaths": true,
-}
-
-// quietPrefixes begin the keys that take rights away, which a VM of the sandbox does not do.
-var quietPrefixes = []string{"Protect", "Private", "Restrict", "SystemCall", "X-"}
-
-func isQuiet(key string) bool {
-	for _, p := range quietPrefixes {
-		if strings.HasPrefix(key, p) {
-			return true
-		}
-	}
-	return quietKeys[key]
-}
-
 func (p *unitParser) set(section, key, value string) error {
 	u := p.unit
 	switch section {
 	case "Unit", "Service", "Install":
 	default:
-		p.note("section [" + section + "]")
-		return nil
+		if strings.HasPrefix(section, "X-") { // by systemd's rule, for other programs
+			return nil
+		}
+		return fmt.Errorf("unknown section [%s]", section)
 	}
 	directory, isMode := strings.CutSuffix(key, "Mode")
 	if _, ok := directoryKinds[directory]; ok && section == "Service" {
@@ -234,6 +217,11 @@ func (p *unitParser) set(section, key, value string) error {
 		c.Path = p.specifiers(c.Path)
 		u.Conditions = append(u.Conditions, c)
 		return nil
+	}
+	if section == "Service" {
+		if known, err := u.Hardening.set(key, value); known {
+			return err
+		}
 	}
 	switch section + "." + key {
 	case "Unit.Description":
@@ -345,26 +333,18 @@ func (p *unitParser) set(section, key, value string) error {
 			return err
 		}
 		for _, w := range words {
-			if n, err := strconv.Atoi(w); err == nil {
-				u.SuccessExitStatus = append(u.SuccessExitStatus, n)
+			n, err := strconv.Atoi(w)
+			if err != nil {
+				return err
 			}
+			u.SuccessExitStatus = append(u.SuccessExitStatus, n)
 		}
 	default:
-		if !isQuiet(key) {
-			p.note(key + "=")
+		if _, ok := ignored[section+"."+key]; !ok && !strings.HasPrefix(key, "X-") {
+			return fmt.Errorf("unknown in [%s]", section)
 		}
 	}
 	return nil
-}
-
-func (p *unitParser) note(what string) {
-	note := p.unit.Name + ": " + what + " is ignored here"
-	for _, n := range p.notes {
-		if n == note {
-			return
-		}
-	}
-	p.notes = append(p.notes, note)
 }
 
 func (p *unitParser) command(list *[]Command, value string) error {
@@ -378,8 +358,10 @@ prefixes:
 		switch value[0] {
 		case '-':
 			c.IgnoreFailure = true
-		case '+', '!':
+		case '+':
 			c.FullRights = true
+		case '!':
+			c.OwnUser = true
 		case ':':
 			c.NoExpand = true
 		default:

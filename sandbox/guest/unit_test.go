@@ -1,12 +1,14 @@
 package guest
 
 import (
+	"io"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // slurmctldUnit has what distributions' units have.
@@ -30,37 +32,30 @@ LimitNOFILE=65536
 LimitMEMLOCK=infinity
 TasksMax=infinity
 ProtectClock=yes
-WatchdogSec=10
 
 [Install]
 WantedBy=multi-user.target
 `
 
-func parse(t *testing.T, name string, files ...string) (*Unit, []string) {
+func parse(t *testing.T, name string, files ...string) *Unit {
 	t.Helper()
-	u, notes, err := parseStrings(name, files...)
+	u, err := parseStrings(name, files...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return u, notes
+	return u
 }
 
-func parseStrings(name string, files ...string) (*Unit, []string, error) {
-	var readers []*strings.Reader
+func parseStrings(name string, files ...string) (*Unit, error) {
+	var readers []io.Reader
 	for _, f := range files {
 		readers = append(readers, strings.NewReader(f))
 	}
-	switch len(readers) {
-	case 1:
-		return ParseUnit(name, readers[0])
-	case 2:
-		return ParseUnit(name, readers[0], readers[1])
-	}
-	panic("one or two files")
+	return ParseUnit(name, readers...)
 }
 
 func TestParseUnit(t *testing.T) {
-	u, notes := parse(t, "slurmctld.service", slurmctldUnit)
+	u := parse(t, "slurmctld.service", slurmctldUnit)
 	want := newUnit("slurmctld.service")
 	want.Description = "Slurm controller daemon"
 	want.After = []string{"network-online.target", "remote-fs.target", "munge.service"}
@@ -74,16 +69,14 @@ func TestParseUnit(t *testing.T) {
 	want.ExecStart = []Command{{Argv: []string{"/usr/sbin/slurmctld", "--systemd", "$SLURMCTLD_OPTIONS"}}}
 	want.ExecReload = []Command{{Argv: []string{"/bin/kill", "-HUP", "$MAINPID"}}}
 	want.Limits = map[string]Limit{"NOFILE": {65536, 65536}, "MEMLOCK": {Infinity, Infinity}}
+	want.Hardening.DropCaps = caps(unix.CAP_SYS_TIME, unix.CAP_WAKE_ALARM)
 	if diff := cmp.Diff(want, u); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"slurmctld.service: WatchdogSec= is ignored here"}, notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
 	}
 }
 
 func TestDropInsAddAndClear(t *testing.T) {
-	u, _ := parse(t, "slurmctld.service", slurmctldUnit, "[Unit]\nAfter=slurmdbd.service\n[Service]\nExecStart=\nExecStart=-+/bin/other a\\\n  # between\n  b\nEnvironment=A=1 \"B=two words\" 'C=%n'\n")
+	u := parse(t, "slurmctld.service", slurmctldUnit, "[Unit]\nAfter=slurmdbd.service\n[Service]\nExecStart=\nExecStart=-+/bin/other a\\\n  # between\n  b\nEnvironment=A=1 \"B=two words\" 'C=%n'\n")
 	if got, want := u.After[len(u.After)-1], "slurmdbd.service"; got != want || len(u.After) != 4 {
 		t.Errorf("After = %q", u.After)
 	}
@@ -96,7 +89,7 @@ func TestDropInsAddAndClear(t *testing.T) {
 }
 
 func TestTemplateSpecifiers(t *testing.T) {
-	u, _ := parse(t, "worker@gpu.service", "[Service]\nExecStart=/bin/worker %i %p %N 100%% %z\nStateDirectory=worker/%i\n")
+	u := parse(t, "worker@gpu.service", "[Service]\nExecStart=/bin/worker %i %p %N 100%% %z\nStateDirectory=worker/%i\n")
 	if diff := cmp.Diff([]string{"/bin/worker", "gpu", "worker", "worker@gpu", "100%", "%z"}, u.ExecStart[0].Argv); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -120,11 +113,21 @@ func TestParseUnitErrors(t *testing.T) {
 		{"mode", "[Service]\nExecStart=/a\nUMask=999\n", "invalid syntax"},
 		{"limit", "[Service]\nExecStart=/a\nLimitNOFILE=many\n", "invalid syntax"},
 		{"program from a variable", "[Service]\nExecStart=$PROGRAM\n", "may not be a variable"},
+		{"unknown directive", "[Service]\nExecStart=/a\nWatchdogSec=10\n", "line 3: WatchdogSec=: unknown in [Service]"},
+		{"directive in another section", "[Unit]\nExecStart=/a\n", "line 2: ExecStart=: unknown in [Unit]"},
+		{"unknown section", "[Socket]\nListenStream=1\n", "unknown section [Socket]"},
+		{"no section", "ExecStart=/a\n", "unknown section []"},
+		{"unknown capability", "[Service]\nExecStart=/a\nCapabilityBoundingSet=CAP_FLY\n", "unknown capability"},
+		{"unknown family", "[Service]\nExecStart=/a\nRestrictAddressFamilies=AF_FAX\n", "unknown address family"},
+		{"relative path", "[Service]\nExecStart=/a\nReadWritePaths=etc\n", "not a clean absolute path"},
+		{"path that leads out", "[Service]\nExecStart=/a\nReadWritePaths=/a/../etc\n", "not a clean absolute path"},
+		{"degree", "[Service]\nExecStart=/a\nProtectSystem=very\n", "neither yes, no nor one of full, strict"},
+		{"architecture", "[Service]\nExecStart=/a\nSystemCallArchitectures=x86\n", "only native"},
 		{"binary", "[Service]\nExecStart=/a\x00b\n", "not a text file"},
 		{"too large", strings.Repeat("#", maxUnitSize+1), "larger than"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if _, _, err := parseStrings("x.service", tc.text); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := parseStrings("x.service", tc.text); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want %q", err, tc.want)
 			}
 		})
@@ -196,7 +199,7 @@ func FuzzParseUnit(f *testing.F) {
 	f.Add("x@1.service", "[Service]\nExecStart=-/bin/sh -c 'a \\x41 \"b\"' $A ${B} %i \\\n more\nRestartSec=1min 5s\nRuntimeDirectory=a b/c\n")
 	f.Add("x.target", "")
 	f.Fuzz(func(t *testing.T, name, text string) {
-		u, _, err := parseStrings(name, text)
+		u, err := parseStrings(name, text)
 		if err != nil {
 			return
 		}

@@ -2,10 +2,15 @@
 # Builds a root for the sandbox's VMs. Runs as PID 1 of mount and pid namespaces of its own, so a
 # killed build leaves no mount and no process.
 # Environment: ROOT (does not exist yet), MIRROR, SUITE, PACKAGES, PROXY (may be empty), USERS
-# (name:id pairs), USER_GROUPS (name:id:members), SLURM_UID, MUNGE_UID.
+# (name:id pairs), USER_GROUPS (name:id:members), SLURM_UID, MUNGE_UID, SLURM (its version, without the patch
+# level). The exit status is 75 when it is the suite that cannot be had, not this script that is wrong.
 set -eu
 
 say() { printf 'rootfs: %s\n' "$*"; }
+unavailable() {
+	say "$*" >&2
+	exit 75 # EX_TEMPFAIL
+}
 
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -16,7 +21,8 @@ if [ -n "$PROXY" ]; then
 fi
 
 say "installing the base system of $SUITE"
-debootstrap --variant=minbase "$SUITE" "$ROOT" "$MIRROR"
+debootstrap --variant=minbase "$SUITE" "$ROOT" "$MIRROR" ||
+	unavailable "debootstrap cannot install $SUITE"
 
 # Debian gives these uids to whoever installs first; files on shared disks need them fixed.
 in_root() { chroot "$ROOT" "$@"; }
@@ -39,7 +45,12 @@ printf 'APT::Install-Recommends "false";\nAcquire::Languages "none";\nAcquire::C
 
 say "installing packages: $PACKAGES"
 # shellcheck disable=SC2086 # a list of words
-in_root apt-get -q install -y $PACKAGES
+in_root apt-get -q install -y $PACKAGES || unavailable "$SUITE cannot install $PACKAGES"
+version=$(in_root slurmctld -V)
+case $version in
+"slurm-wlm $SLURM."*) ;;
+*) unavailable "$SUITE has $version, not $SLURM" ;;
+esac
 
 say "preparing users and the database"
 # Not in /etc/passwd, as the users of OS Login or LDAP are not: only NSS knows them.
@@ -60,7 +71,7 @@ done
 printf '127.0.0.1 localhost\n' >"$ROOT/etc/hosts" # mariadb-install-db looks it up
 
 # A data directory with small logs, made once: it answers in half a second at boot.
-rm -rf "$ROOT/var/lib/mysql"
+rm -rf "$ROOT/var/lib/mysql" "$ROOT/var/lib/mariadb"
 install -d -m 700 "$ROOT/var/lib/mysql"
 in_root chown mysql:mysql /var/lib/mysql
 in_root mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql \

@@ -59,6 +59,7 @@ const groupID = 1500001000
 type Release struct {
 	Slurm    string // for example "24.11"
 	Suite    string // for example "trixie"
+	Rolling  bool   // Debian changes it every day: now and then it cannot be had
 	Packages []string
 }
 
@@ -71,7 +72,7 @@ var common = []string{
 var Releases = []Release{
 	{Slurm: "24.11", Suite: "trixie", Packages: append(common[:len(common):len(common)], "sackd", "slurm-wlm-jwt-plugin")},
 	{Slurm: "22.05", Suite: "bookworm", Packages: common},
-	{Slurm: "26.05", Suite: "sid", Packages: append(common[:len(common):len(common)], "sackd", "slurm-wlm-jwt-plugin")},
+	{Slurm: "26.05", Suite: "sid", Rolling: true, Packages: append(common[:len(common):len(common)], "sackd", "slurm-wlm-jwt-plugin")},
 }
 
 // ErrUnknownSlurm is wrapped when no release has the Slurm that was asked for.
@@ -91,6 +92,13 @@ func Find(prefix string) (Release, error) {
 	}
 	return Release{}, fmt.Errorf("%w: %q (known: %s)", ErrUnknownSlurm, prefix, strings.Join(known, ", "))
 }
+
+// ErrUnavailable is wrapped when a rolling release cannot be had today: no mirror is reached or has it, it cannot be
+// installed, or its Slurm is another one by now.
+var ErrUnavailable = errors.New("cannot be had today")
+
+// exitUnavailable is the build script's exit status for what ErrUnavailable means.
+const exitUnavailable = 75
 
 // Options says which root is wanted, and where.
 type Options struct {
@@ -146,7 +154,13 @@ func Ensure(ctx context.Context, o Options) (string, error) {
 	}
 	defer os.RemoveAll(work)
 	if err := build(ctx, release, filepath.Join(work, "root"), o.Log); err != nil {
-		return "", fmt.Errorf("building the VMs' root (Slurm %s on %s): %w", release.Slurm, release.Suite, err)
+		err = fmt.Errorf("building the VMs' root (Slurm %s on %s): %w", release.Slurm, release.Suite, err)
+		var exit *exec.ExitError
+		var none noMirrorError
+		if release.Rolling && (errors.As(err, &none) || errors.As(err, &exit) && exit.ExitCode() == exitUnavailable) {
+			err = fmt.Errorf("Slurm %s on Debian %s %w: %w", release.Slurm, release.Suite, ErrUnavailable, err)
+		}
+		return "", err
 	}
 	if err := os.Rename(filepath.Join(work, "root"), dir); err != nil {
 		return "", fmt.Errorf("publishing the VMs' root: %w", err)
@@ -187,7 +201,7 @@ func build(ctx context.Context, r Release, root string, log io.Writer) error {
 	cmd.Env = append(identities(),
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp",
 		"ROOT="+root, "MIRROR="+m.url, "PROXY="+m.proxy, "SUITE="+r.Suite,
-		"PACKAGES="+strings.Join(r.Packages, " "),
+		"SLURM="+r.Slurm, "PACKAGES="+strings.Join(r.Packages, " "),
 	)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
@@ -257,8 +271,19 @@ func findMirror(ctx context.Context, suite string) (mirror, error) {
 	if len(tried) == 0 {
 		return mirror{}, errors.New("apt names no mirror of Debian: add one to /etc/apt/sources.list")
 	}
-	return mirror{}, fmt.Errorf("no mirror has Debian %s: %w", suite, errors.Join(tried...))
+	return mirror{}, noMirrorError{suite, errors.Join(tried...)}
 }
+
+// noMirrorError is that no mirror has a suite.
+type noMirrorError struct {
+	suite string
+	tried error
+}
+
+func (e noMirrorError) Error() string {
+	return fmt.Sprintf("no mirror has Debian %s: %v", e.suite, e.tried)
+}
+func (e noMirrorError) Unwrap() error { return e.tried }
 
 // mirrors returns apt's repositories in order, each once.
 func mirrors(indextargets []byte) []string {

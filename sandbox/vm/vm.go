@@ -39,6 +39,7 @@ type Host struct {
 	Guest  string // path of the guest binary (cmd/sluice-guest)
 	Domain string // search domain in the VMs
 	DNS    netip.Addr
+	Kernel string // whose system calls the VMs have, see guest.KnownKernel; "" is the host's
 }
 
 // Bind is a file or directory of the outside that a VM sees.
@@ -180,6 +181,9 @@ func (h *Host) bootSpec(spec Spec) (guest.BootSpec, error) {
 	if !spec.Address.IsValid() || !spec.Address.Addr().Is4() || !spec.Gateway.Is4() {
 		return guest.BootSpec{}, fmt.Errorf("address %s with gateway %s: want IPv4", spec.Address, spec.Gateway)
 	}
+	if err := guest.KnownKernel(h.Kernel); err != nil {
+		return guest.BootSpec{}, err
+	}
 	if len(spec.Layers) == 0 {
 		return guest.BootSpec{}, errors.New("no layers for its root")
 	}
@@ -200,6 +204,7 @@ func (h *Host) bootSpec(spec Spec) (guest.BootSpec, error) {
 		Work:     filepath.Join(spec.Dir, "work"),
 		Mount:    filepath.Join(spec.Dir, "root"),
 		Binary:   guestBinary,
+		Kernel:   h.Kernel,
 	}
 	for _, bind := range spec.Binds {
 		source, err := filepath.EvalSymlinks(bind.Source)
