@@ -77,8 +77,13 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		var e *Error
 		if !errors.As(err, &e) {
 			e = &Error{Message: err.Error()}
-			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			switch {
+			case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
 				e.Message = "the file system is full: " + e.Message
+			case os.Geteuid() == 0 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)):
+				// Nothing else refuses root a file of its own.
+				e.Message = "root squash: the file system treats this machine's root as nobody: " + e.Message
+				e.Hint = "an admin adds the controller's address to the instance's access rules with NO_SQUASH"
 			}
 		}
 		c.say(reply{Error: e})
@@ -587,12 +592,49 @@ func (c *child) mirror(from, to dir) error {
 			}
 			continue
 		}
-		if err := unix.Linkat(from.fd, n, to.fd, n, 0); err != nil {
+		err = unix.Linkat(from.fd, n, to.fd, n, 0)
+		if errors.Is(err, unix.EXDEV) {
+			// The two directories are of different projects (lfs project): it costs the room of a second copy.
+			err = c.copy(from, to, n)
+		}
+		if err != nil {
 			return fmt.Errorf("link %s: %w", to.child(n), err)
 		}
 		c.step()
 	}
 	return nil
+}
+
+// copy makes a sealed copy of a file of a version in another directory.
+func (c *child) copy(from, to dir, name string) error {
+	source, err := from.openFile(name)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	fd, err := unix.Openat(to.fd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), to.child(name))
+	defer f.Close()
+	buf := make([]byte, 1<<20)
+	for {
+		n, err := source.Read(buf)
+		if n > 0 {
+			if _, err := f.Write(buf[:n]); err != nil {
+				return err
+			}
+			c.bytes.Add(int64(n))
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return f.Sync()
 }
 
 // link makes a symbolic link in a job's directory. It runs as the job's user.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluicehpc/sluice/sandbox/lustre/fusetest"
 	"github.com/sluicehpc/sluice/staging/files"
 )
 
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "fs" {
 		os.Exit(files.Main(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	os.Exit(fusetest.Main(m))
 }
 
 const (
