@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"syscall"
 	"time"
@@ -45,7 +46,11 @@ func (m *machines) client(pid int) (lustre.Client, error) {
 	peer := namespace(pid)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	all := maps.Clone(m.leaving)
 	for name, v := range m.running {
+		all[v] = name
+	}
+	for v, name := range all {
 		if ns := namespace(v.Pid()); ns != "" && ns == peer {
 			return lustre.Client{VM: name, Address: v.Address(), PID: v.Pid()}, nil
 		}

@@ -29,10 +29,11 @@ type machines struct {
 
 	mu      sync.Mutex        // guards what follows
 	running map[string]*vm.VM // by name
+	leaving map[*vm.VM]string // names of those that are being stopped
 }
 
 func newMachines(host *vm.Host, p paths, cfg config, log *slog.Logger) *machines {
-	return &machines{host: host, cfg: cfg, p: p, log: log, running: map[string]*vm.VM{}}
+	return &machines{host: host, cfg: cfg, p: p, log: log, running: map[string]*vm.VM{}, leaving: map[*vm.VM]string{}}
 }
 
 // dir is the VM's own directory. Compute Engine's rules keep names plain.
@@ -86,14 +87,24 @@ func (m *machines) Stop(ctx context.Context, name string, grace time.Duration) e
 	m.mu.Lock()
 	v := m.running[name]
 	delete(m.running, name)
+	if v != nil {
+		m.leaving[v] = name
+	}
 	m.mu.Unlock()
 	if v != nil {
+		defer m.left(v)
 		if err := v.StopWithin(ctx, grace); err != nil {
 			return err
 		}
 		m.log.Info("VM stopped", "name", name, "grace", grace)
 	}
 	return nil
+}
+
+func (m *machines) left(v *vm.VM) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.leaving, v)
 }
 
 // Remove removes the VM's disk; the console stays until the name is given again.
@@ -109,8 +120,9 @@ func (m *machines) Remove(_ context.Context, name string) error {
 func (m *machines) stopAll(ctx context.Context) error {
 	m.mu.Lock()
 	var all []*vm.VM
-	for _, v := range m.running {
+	for name, v := range m.running {
 		all = append(all, v)
+		m.leaving[v] = name
 	}
 	m.running = map[string]*vm.VM{}
 	m.mu.Unlock()
