@@ -1,17 +1,22 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"cloud.google.com/go/compute/metadata"
 	"cloud.google.com/go/storage"
+	"google.golang.org/api/googleapi"
 	"google.golang.org/api/iterator"
 	"google.golang.org/api/option"
+	htransport "google.golang.org/api/transport/http"
 
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/iam"
@@ -170,3 +175,59 @@ func proveGuard(ctx context.Context, l *Lab) (string, error) {
 
 // metadataDNS is the VM's resolver, at the same address.
 const metadataDNS = "169.254.169.254:53"
+
+// proveDenied makes calls that the role does not allow, and that change nothing where they are allowed.
+func proveDenied(ctx context.Context, l *Lab) (string, error) {
+	endpoints := l.Config.Endpoints.GCP()
+	computeURL := cmp.Or(endpoints.Compute, "https://compute.googleapis.com")
+	storageURL := cmp.Or(endpoints.Storage, "https://storage.googleapis.com")
+	client, _, err := htransport.NewClient(ctx, option.WithScopes(iam.CloudPlatform))
+	if err != nil {
+		return "", err
+	}
+	get := func(url string) func() error {
+		return func() error {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			return googleapi.CheckResponse(resp)
+		}
+	}
+	parent, _, _ := strings.Cut(l.FS.Instance, "/instances/")
+	calls := []struct {
+		permission string
+		do         func() error
+	}{
+		{"compute.images.list", get(computeURL + "/compute/v1/projects/" + l.Config.Project + "/global/images")},
+		{"storage.objects.list", get(storageURL + "/storage/v1/b/" + l.Bucket + "/o?maxResults=1")},
+		{"lustre.instances.list", func() error { _, err := l.Lustre.ListInstances(ctx, parent, ""); return err }},
+	}
+	if account := l.smallest().ServiceAccount; account != "" {
+		calls = append(calls, struct {
+			permission string
+			do         func() error
+		}{"iam.serviceAccounts.getAccessToken", func() error { _, err := l.IAM.GenerateAccessToken(ctx, account, nil, time.Minute*5); return err }})
+	}
+	var seen []string
+	for _, call := range calls {
+		err := call.do()
+		if err == nil {
+			return "", notApplicable("this account has %s: give it a role with the permissions of docs/permissions.md alone", call.permission)
+		}
+		denied, is := gcp.IsDenied(err)
+		switch {
+		case !is:
+			return "", fmt.Errorf("%s: %w", call.permission, err)
+		case denied.Permission != call.permission || denied.Resource == "" && call.permission != "storage.objects.list": // Storage says "the bucket"
+			return "", refuted("a refusal for want of %s names permission %q and resource %q: %s", call.permission, denied.Permission, denied.Resource, denied.Message)
+		}
+		seen = append(seen, denied.Permission)
+	}
+	return "refusals name what is missing: " + strings.Join(seen, ", "), nil
+}

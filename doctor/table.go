@@ -161,6 +161,13 @@ var Proofs = []Proof{
 		Prove:      proveTestPermissions,
 	},
 	{
+		ID:         "refusals",
+		Assumption: "A 403 names the missing permission (Compute Engine and Cloud Storage in their message, Managed Lustre and IAM in their ErrorInfo) and, except for Cloud Storage, the resource",
+		RestsOn:    "one named error when a permission is missing",
+		Command:    "as sluiced's account: `gcloud compute images list`, `gcloud storage ls`, `gcloud lustre instances list`, each with `--log-http`",
+		Prove:      proveDenied,
+	},
+	{
 		ID:         "downscoped-token",
 		Assumption: "A token with a credential access boundary of one prefix (`resource.name`, `objectListPrefix`) lists and reads it, and nothing beside it, nor the bucket",
 		RestsOn:    "what movers and sluiced can reach of a bucket",
