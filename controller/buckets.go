@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehpc/sluice/staging"
 )
 
-// How long a verdict on a bucket is believed while sbatch waits. A bad one only
+// How long a verdict on a place is believed while sbatch waits. A bad one only
 // shortly: the user may just have made the bucket.
 const (
 	goodFor  = 10 * time.Minute
@@ -19,14 +19,14 @@ const (
 	maxKnown = 10000
 )
 
-// buckets remembers whether buckets can be read.
+// buckets remembers whether places can be read.
 type buckets struct {
 	bucket staging.Bucket
 	clock  clock.Clock
 
 	mu    sync.Mutex // guards what follows
-	known map[string]bucketVerdict
-	asked map[string]bool
+	known map[storage.Place]bucketVerdict
+	asked map[storage.Place]bool
 }
 
 type bucketVerdict struct {
@@ -35,14 +35,14 @@ type bucketVerdict struct {
 }
 
 func newBuckets(b staging.Bucket, c clock.Clock) *buckets {
-	return &buckets{bucket: b, clock: c, known: map[string]bucketVerdict{}, asked: map[string]bool{}}
+	return &buckets{bucket: b, clock: c, known: map[storage.Place]bucketVerdict{}, asked: map[storage.Place]bool{}}
 }
 
 // remembered answers from memory; known is false when nobody asked lately.
-func (b *buckets) remembered(bucket string) (err error, known bool) {
+func (b *buckets) remembered(p storage.Place) (err error, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v, ok := b.known[bucket]
+	v, ok := b.known[p]
 	age := b.clock.Now().Sub(v.at)
 	if !ok || age > goodFor || v.err != nil && age > badFor {
 		return nil, false
@@ -51,9 +51,9 @@ func (b *buckets) remembered(bucket string) (err error, known bool) {
 }
 
 // check asks the service and remembers what it says for sure.
-func (b *buckets) check(ctx context.Context, bucket string) error {
-	err := b.bucket.CheckBucket(ctx, bucket)
-	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrDenied) {
+func (b *buckets) check(ctx context.Context, p storage.Place) error {
+	err := b.bucket.Check(ctx, p)
+	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrDenied) && !errors.Is(err, storage.ErrAccount) {
 		return err
 	}
 	b.mu.Lock()
@@ -61,22 +61,22 @@ func (b *buckets) check(ctx context.Context, bucket string) error {
 	if len(b.known) >= maxKnown {
 		clear(b.known) // names come from users: memory stays bounded
 	}
-	b.known[bucket] = bucketVerdict{err, b.clock.Now()}
+	b.known[p] = bucketVerdict{err, b.clock.Now()}
 	return err
 }
 
 // refresh asks in the background, once at a time a bucket.
-func (b *buckets) refresh(ctx context.Context, wg *sync.WaitGroup, bucket string) {
+func (b *buckets) refresh(ctx context.Context, wg *sync.WaitGroup, p storage.Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.asked[bucket] || len(b.asked) >= 64 {
+	if b.asked[p] || len(b.asked) >= 64 {
 		return
 	}
-	b.asked[bucket] = true
+	b.asked[p] = true
 	wg.Go(func() {
-		b.check(ctx, bucket) // a failure is no verdict: setup asks again
+		b.check(ctx, p) // a failure is no verdict: setup asks again
 		b.mu.Lock()
-		delete(b.asked, bucket)
+		delete(b.asked, p)
 		b.mu.Unlock()
 	})
 }

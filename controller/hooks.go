@@ -56,16 +56,24 @@ func (c *Controller) accept(ctx context.Context, in api.JobCall) (store.Job, err
 	if err != nil {
 		return j, c.failJob(j.Key, firstError(err))
 	}
-	for _, p := range places(s) {
-		err, known := c.buckets.remembered(p.url.Bucket)
+	grants, err := c.permit(ctx, j, s, append(reads(s), writes(s)...))
+	var refused *api.Error
+	if errors.As(err, &refused) {
+		return j, c.failJob(j.Key, refused)
+	}
+	if err != nil {
+		return j, api.Errorf(api.CodeUnavailable, "%v", err)
+	}
+	for _, g := range grants {
+		err, known := c.buckets.remembered(g.Place)
 		if !known || err != nil {
-			err = c.buckets.check(ctx, p.url.Bucket)
+			err = c.buckets.check(ctx, g.Place)
 		}
-		if d, ok := bucketDiagnostic(s, p, err); err != nil && ok {
+		if d, ok := bucketDiagnostic(s, g, err); err != nil && ok {
 			return j, c.failJob(j.Key, &api.Error{Code: api.CodeBadRequest, Message: files.Shorten(d.Short()), Hint: d.Hint})
 		}
 		if err != nil {
-			return j, api.Errorf(api.CodeUnavailable, "check gs://%s: %v", p.url.Bucket, err)
+			return j, api.Errorf(api.CodeUnavailable, "check %s: %v", g.Place, err)
 		}
 	}
 	for _, name := range c.fileSystems(s) {
@@ -101,6 +109,9 @@ func (c *Controller) enrol(ctx context.Context, in api.JobCall, u users.User) (s
 			return old, err
 		}
 		return c.Store.UpdateJob(ctx, old.Key, func(j *store.Job) error {
+			if in.Account != "" {
+				j.Account = in.Account // scontrol update
+			}
 			if j.Active && j.Phase != store.PhaseFailed {
 				return nil
 			}
@@ -128,8 +139,8 @@ func (c *Controller) enrol(ctx context.Context, in api.JobCall, u users.User) (s
 	if fs, ok := c.Config.FileSystem(""); ok {
 		j.FS = fs.Name
 	}
-	// Only Slurm knows an array's numbers, and in old versions the job's name.
-	needed := j.Name == "" && strings.Contains(j.Script, "%x") || strings.Contains(j.Script, "%A") || strings.Contains(j.Script, "%a")
+	// Only Slurm knows an array's numbers, and in old versions the job's name and account.
+	needed := j.Account == "" && c.Config.Slurm.AccountingHost != "" || j.Name == "" && strings.Contains(j.Script, "%x") || strings.Contains(j.Script, "%A") || strings.Contains(j.Script, "%a")
 	if needed || j.Account == "" || j.Partition == "" {
 		sj, err := c.Slurm.Job(ctx, j.ID)
 		if err != nil && needed {

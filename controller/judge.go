@@ -68,31 +68,14 @@ func (c *Controller) judge(s directive.Script) diag.List {
 	return list
 }
 
-// place is where a bucket is named.
-type place struct {
-	at  directive.Pos
-	url directive.URL
-}
-
-func places(s directive.Script) []place {
-	var list []place
-	for _, in := range s.StageIns {
-		list = append(list, place{in.Of("source"), in.Source})
-	}
-	for _, out := range s.StageOuts {
-		list = append(list, place{out.Of("to"), out.To})
-	}
-	return list
-}
-
-// bucketDiagnostic says what is wrong with a bucket, at its place. ok is false
-// when err is no verdict.
-func bucketDiagnostic(s directive.Script, p place, err error) (d diag.Diagnostic, ok bool) {
+// bucketDiagnostic says what is wrong with a place that policy grants. ok is
+// false when err is no verdict.
+func bucketDiagnostic(s directive.Script, g grant, err error) (d diag.Diagnostic, ok bool) {
 	var e *staging.Error
-	if !errors.As(staging.BucketError(p.url.String(), err), &e) {
+	if !errors.As(staging.BucketError(g.Place, err), &e) {
 		return diag.Diagnostic{}, false
 	}
-	return s.Diagnostic(p.at, e.Message, e.Hint), true
+	return s.Diagnostic(g.at, e.Message, e.Hint), true
 }
 
 // jobProcess judges a script from memory: slurmctld stands still meanwhile.
@@ -106,20 +89,24 @@ func (c *Controller) jobProcess(_ context.Context, in api.JobProcess) (any, erro
 		v.Errors = errorTexts(err)
 		return v, nil
 	}
-	for _, p := range places(s) {
-		if strings.Contains(p.url.Bucket, "%") {
-			continue
-		}
-		err, known := c.buckets.remembered(p.url.Bucket)
-		if d, ok := bucketDiagnostic(s, p, err); known && err != nil && ok {
+	grants, unknown, refused := c.permitEarly(in, s)
+	for _, d := range refused {
+		v.Errors = append(v.Errors, d.Error())
+	}
+	for _, g := range grants {
+		err, known := c.buckets.remembered(g.Place)
+		if d, ok := bucketDiagnostic(s, g, err); known && err != nil && ok {
 			v.Errors = append(v.Errors, d.Error())
 		}
 		if !known || err != nil {
-			c.buckets.refresh(c.ctx, &c.wg, p.url.Bucket)
+			c.buckets.refresh(c.ctx, &c.wg, g.Place)
 		}
 		if !known {
-			v.Notices = append(v.Notices, p.url.String()+" is checked before the job's data is staged")
+			unknown = append(unknown, g.ask)
 		}
+	}
+	for _, a := range unknown {
+		v.Notices = append(v.Notices, a.url.String()+" is checked before the job's data is staged")
 	}
 	return v, nil
 }

@@ -105,11 +105,14 @@ func (c *Controller) stageIn(ctx context.Context, k store.Key) error {
 	if _, err := c.Store.UpdateJob(ctx, k, func(j *store.Job) error { j.Phase = store.PhaseStageIn; return nil }); err != nil {
 		return err
 	}
+	grants, err := c.permit(ctx, j.Job, j.script, reads(j.script))
+	if err != nil {
+		return err
+	}
 	var got []staging.Transfer
 	for i, in := range j.script.StageIns {
 		fs, _ := c.Config.FileSystem(in.FS)
-		t, err := c.staging.StageIn(ctx, j.staging(), i, staging.In{
-			Bucket: in.Source.Bucket, Prefix: in.Source.Prefix, FS: fs.Name, AllowEmpty: in.AllowEmpty})
+		t, err := c.staging.StageIn(ctx, j.staging(), i, staging.In{Place: grants[i].Place, FS: fs.Name, AllowEmpty: in.AllowEmpty})
 		if err != nil {
 			return at(j.script, in.Of("source"), err)
 		}
@@ -145,7 +148,7 @@ func (c *Controller) stageIn(ctx context.Context, k store.Key) error {
 			return err
 		}
 	}
-	env, err := c.reach(ctx, j, done)
+	env, err := c.reach(ctx, j, grants, done)
 	if err != nil {
 		return err
 	}
@@ -227,7 +230,7 @@ func (c *Controller) waitTransfers(ctx context.Context, k store.Key, list []stag
 
 // reach makes the gates and links through which the job sees its data, and says
 // what its environment is.
-func (c *Controller) reach(ctx context.Context, j jobScript, done []staging.Transfer) (map[string]string, error) {
+func (c *Controller) reach(ctx context.Context, j jobScript, grants []grant, done []staging.Transfer) (map[string]string, error) {
 	def, _ := c.Config.FileSystem("")
 	env := map[string]string{
 		"SLUICE_FS":      def.Mount,
@@ -239,7 +242,7 @@ func (c *Controller) reach(ctx context.Context, j jobScript, done []staging.Tran
 	for i, in := range j.script.StageIns {
 		t := done[i]
 		fs, _ := c.Config.FileSystem(t.FS)
-		err := c.Files.Gate(ctx, fs.Mount, t.Dataset, t.Version, j.GID)
+		err := c.Files.Gate(ctx, fs.Mount, t.Dataset, t.Version, grants[i].gid)
 		var fe *files.Error
 		if errors.As(err, &fe) && fe.Missing {
 			// Somebody removed it behind our back: it comes again.
@@ -251,7 +254,7 @@ func (c *Controller) reach(ctx context.Context, j jobScript, done []staging.Tran
 		if err != nil {
 			return nil, finalFile(fs.Name, err)
 		}
-		data := filepath.Join(fs.Mount, files.GateDir(t.Dataset, t.Version, j.GID))
+		data := filepath.Join(fs.Mount, files.GateDir(t.Dataset, t.Version, grants[i].gid))
 		if in.To != "" {
 			groups, err := c.Users.GroupIDs(ctx, j.User)
 			if err != nil {
@@ -361,17 +364,27 @@ func (c *Controller) stageOut(ctx context.Context, k store.Key) error {
 			return err
 		}
 	}
-	var got []staging.Transfer
+	var due []int
+	var asks []ask
 	for i, out := range j.script.StageOuts {
-		if out.On != "always" && out.On != j.EndState {
-			continue
+		if out.On == "always" || out.On == j.EndState {
+			due = append(due, i)
+			asks = append(asks, writes(j.script)[i])
 		}
+	}
+	// Again: policy may have changed while the job ran.
+	grants, err := c.permit(ctx, j.Job, j.script, asks)
+	if err != nil {
+		return c.outFailed(ctx, k, err)
+	}
+	var got []staging.Transfer
+	for n, i := range due {
+		out := j.script.StageOuts[i]
 		if err := c.Store.AddEvent(ctx, k, api.EventStageOutStarted, c.Clock.Now(), false); err != nil {
 			return err
 		}
 		fs, _ := c.Config.FileSystem(out.FS)
-		t, err := c.staging.StageOut(ctx, j.staging(), i, staging.Out{
-			From: out.From, Bucket: out.To.Bucket, Prefix: out.To.Prefix, FS: fs.Name, Move: out.Move})
+		t, err := c.staging.StageOut(ctx, j.staging(), i, staging.Out{Place: grants[n].Place, From: out.From, FS: fs.Name, Move: out.Move})
 		if err != nil {
 			return c.outFailed(ctx, k, at(j.script, out.Of("from"), err))
 		}

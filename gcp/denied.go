@@ -23,6 +23,14 @@ var (
 	resourceWords   = regexp.MustCompile(`(?: permission for| on resource:?) '([^']+)'`)
 )
 
+// PermissionIn returns the permission whose lack a message tells of, or "".
+func PermissionIn(message string) string {
+	if m := permissionWords.FindStringSubmatch(message); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
 // IsDenied says what is missing when err is a refusal (403) that repeating cannot
 // help.
 func IsDenied(err error) (Denied, bool) {
@@ -46,8 +54,8 @@ func IsDenied(err error) (Denied, bool) {
 			}
 		}
 	}
-	if m := permissionWords.FindStringSubmatch(e.Message); d.Permission == "" && m != nil {
-		d.Permission = m[1]
+	if d.Permission == "" {
+		d.Permission = PermissionIn(e.Message)
 	}
 	if m := resourceWords.FindStringSubmatch(e.Message); d.Resource == "" && m != nil {
 		d.Resource = m[1]

@@ -9,14 +9,15 @@ import (
 	"iter"
 	"strings"
 
+	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/staging/files"
 )
 
 // Bucket is what staging needs of Cloud Storage; *storage.Client is it.
 type Bucket interface {
-	ListPrefix(ctx context.Context, bucket, prefix string) iter.Seq2[storage.Object, error]
-	CheckBucket(ctx context.Context, bucket string) error
+	ListPrefix(ctx context.Context, p storage.Place) iter.Seq2[storage.Object, error]
+	Check(ctx context.Context, p storage.Place) error
 }
 
 // Error is a failure in words for a person. Its message is one line that
@@ -53,10 +54,10 @@ func DatasetID(bucket, prefix string) string {
 	return strings.Trim(slug, "-._") + "-" + hex.EncodeToString(sum[:6])
 }
 
-// List lists a prefix. An object whose name cannot be a file's is an error, and
+// List lists a place. An object whose name cannot be a file's is an error, and
 // so are two that cannot both be: nothing has moved yet.
-func List(ctx context.Context, b Bucket, bucket, prefix string, allowEmpty bool) (Listing, error) {
-	url := "gs://" + bucket + "/" + prefix
+func List(ctx context.Context, b Bucket, p storage.Place, allowEmpty bool) (Listing, error) {
+	url := p.String()
 	var l Listing
 	h := sha256.New()
 	bad := func(name, why string) error {
@@ -66,11 +67,11 @@ func List(ctx context.Context, b Bucket, bucket, prefix string, allowEmpty bool)
 		}
 	}
 	known := map[string]bool{} // files; directories that files imply end in a slash
-	for o, err := range b.ListPrefix(ctx, bucket, prefix) {
+	for o, err := range b.ListPrefix(ctx, p) {
 		if err != nil {
-			return Listing{}, BucketError(url, err)
+			return Listing{}, BucketError(p, err)
 		}
-		path := strings.TrimPrefix(o.Name, prefix)
+		path := strings.TrimPrefix(o.Name, p.Prefix)
 		fmt.Fprintf(h, "%q %d %d %08x\n", path, o.Generation, o.Size, o.CRC32C)
 		l.Objects++
 		l.Bytes += o.Size
@@ -102,7 +103,7 @@ func List(ctx context.Context, b Bucket, bucket, prefix string, allowEmpty bool)
 	}
 	for _, e := range l.Entries {
 		if !e.Dir && known[e.Path+"/"] {
-			return Listing{}, bad(prefix+e.Path, "other objects have it as their directory")
+			return Listing{}, bad(p.Prefix+e.Path, "other objects have it as their directory")
 		}
 	}
 	if len(l.Entries) == 0 && !allowEmpty {
@@ -115,16 +116,49 @@ func List(ctx context.Context, b Bucket, bucket, prefix string, allowEmpty bool)
 	return l, nil
 }
 
-// BucketError says in words why the bucket of url cannot be used.
-func BucketError(url string, err error) error {
+// BucketError says in words why a place cannot be used.
+func BucketError(p storage.Place, err error) error {
 	e := &Error{Err: err}
+	denied, _ := gcp.IsDenied(err)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
-		e.Message, e.Hint = url+": bucket does not exist", "check the bucket's name"
+		e.Message, e.Hint = p.String()+": bucket does not exist", "check the bucket's name"
+	case errors.Is(err, storage.ErrAccount):
+		e.Message = fmt.Sprintf("%s: sluiced may not act as %s%s", p, p.Account, lacks(denied))
+		e.Hint = "ask the site's admin to give sluiced's service account roles/iam.serviceAccountTokenCreator on " + p.Account
 	case errors.Is(err, storage.ErrDenied):
-		e.Message, e.Hint = url+": the bucket may not be read", "ask the site's admin to give the cluster's service account roles/storage.objectUser there"
+		e.Message = fmt.Sprintf("%s: the bucket may not be read as %s%s", p, p.Account, lacks(denied))
+		e.Hint = fmt.Sprintf("ask the site's admin to give %s roles/storage.objectUser on gs://%s", p.Account, p.Bucket)
 	default:
-		return fmt.Errorf("list %s: %w", url, err)
+		return fmt.Errorf("list %s: %w", p, err)
+	}
+	e.Message = files.Shorten(e.Message)
+	return e
+}
+
+// lacks names the permission that is missing.
+func lacks(d gcp.Denied) string {
+	if d.Permission == "" {
+		return ""
+	}
+	return ": it lacks " + d.Permission
+}
+
+// denied makes a refusal for want of a permission final, with the permission's
+// name; other errors pass.
+func denied(err error) error {
+	d, ok := gcp.IsDenied(err)
+	if _, said := errors.AsType[*Error](err); said || !ok {
+		return err
+	}
+	e := &Error{Err: err, Hint: "ask the site's admin to give sluiced's service account the role that docs/admins.md lists; sluice status shows what it lacks"}
+	switch {
+	case d.Permission == "":
+		e.Message = "sluiced lacks a permission: " + d.Message
+	case d.Resource == "":
+		e.Message = "sluiced lacks " + d.Permission
+	default:
+		e.Message = fmt.Sprintf("sluiced lacks %s on %s", d.Permission, d.Resource)
 	}
 	e.Message = files.Shorten(e.Message)
 	return e

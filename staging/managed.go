@@ -165,10 +165,10 @@ func (r *Runner) call(ctx context.Context, x *run) error {
 		gcs, lpath := &lustre.GcsPath{URI: x.t.URL()}, &lustre.LustrePath{Path: x.lustrePath()}
 		if x.t.Kind == StageIn {
 			op, err = r.Lustre.ImportData(ctx, &lustre.ImportDataRequest{
-				Name: x.fs.Instance, GcsPath: gcs, LustrePath: lpath, RequestID: x.t.RequestID})
+				Name: x.fs.Instance, GcsPath: gcs, LustrePath: lpath, RequestID: x.t.RequestID, ServiceAccount: x.t.Account})
 		} else {
 			op, err = r.Lustre.ExportData(ctx, &lustre.ExportDataRequest{
-				Name: x.fs.Instance, GcsPath: gcs, LustrePath: lpath, RequestID: x.t.RequestID})
+				Name: x.fs.Instance, GcsPath: gcs, LustrePath: lpath, RequestID: x.t.RequestID, ServiceAccount: x.t.Account})
 		}
 		r.fault("called")
 	}
@@ -182,6 +182,9 @@ func (r *Runner) call(ctx context.Context, x *run) error {
 		})
 	}
 	if err != nil {
+		if _, no := gcp.IsDenied(err); no {
+			return err
+		}
 		if code := gcp.Code(err); code >= 400 && code < 500 && !gcp.Retryable(err) {
 			return &Error{Message: fmt.Sprintf("%s: %v", x.t.URL(), err), Hint: "see sluiced's log on the controller", Err: err}
 		}
@@ -227,7 +230,11 @@ func (r *Runner) follow(ctx context.Context, x *run) (*lustre.Operation, error) 
 	asked := false
 	for pause := firstPoll; ; pause = min(pause*3/2, lastPoll) {
 		if x.cancelled() && !asked {
-			if err := r.Lustre.CancelOperation(ctx, x.t.Operation); err != nil {
+			err := r.Lustre.CancelOperation(ctx, x.t.Operation)
+			if final, ok := errors.AsType[*Error](denied(err)); ok {
+				// Its writes must end all the same.
+				r.Log.Error("a transfer cannot be cancelled and goes on", "transfer", x.t.ID, "err", final)
+			} else if err != nil {
 				return nil, err
 			}
 			asked = true
@@ -313,6 +320,9 @@ func (r *Runner) judge(x *run, op *lustre.Operation) error {
 	msg := fmt.Sprintf("%s: the %s failed", url, verb)
 	if failed > 0 {
 		msg = fmt.Sprintf("%s: %d of %d objects were not %sed", url, failed, max(x.t.Objects, failed), verb)
+	}
+	if p := gcp.PermissionIn(text); p != "" { // before what is cut off
+		msg += " for want of " + p
 	}
 	if example != "" {
 		msg += ": " + example

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/sluicehpc/sluice/gcp/lustre"
+	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/atomicfile"
 	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/staging/files"
@@ -256,6 +257,7 @@ func (r *Runner) drive(ctx context.Context, x *run) {
 		default:
 			return
 		}
+		err = denied(err)
 		var final *Error
 		var broken *files.Error
 		if errors.As(err, &broken) && !errors.As(err, &final) {
@@ -510,11 +512,11 @@ type Job struct {
 	Dir      string // relative to the file system
 }
 
-// In asks for a bucket prefix on a file system.
+// In asks for a place's data on a file system.
 type In struct {
-	Bucket, Prefix string
-	FS             string
-	AllowEmpty     bool
+	storage.Place
+	FS         string
+	AllowEmpty bool
 }
 
 // StageIn attaches a job's stage-in number index to a transfer that brings, or
@@ -530,10 +532,10 @@ func (r *Runner) StageIn(ctx context.Context, j Job, index int, in In) (Transfer
 	}
 	inst, err := r.Lustre.GetInstance(ctx, fs.Instance)
 	if err != nil {
-		return Transfer{}, err
+		return Transfer{}, denied(err)
 	}
 	t := r.newTransfer(j, StageIn, fs.Name)
-	t.Bucket, t.Prefix = in.Bucket, in.Prefix
+	t.Bucket, t.Prefix, t.Account = in.Bucket, in.Prefix, in.Account
 	t.Dataset, t.Version, t.InstanceUID = DatasetID(in.Bucket, in.Prefix), l.Version, inst.UID
 	t.Objects, t.Bytes = l.Objects, l.Bytes
 	got, found, err := r.Store.AttachStageIn(ctx, index, t, false)
@@ -561,9 +563,10 @@ func (r *Runner) StageIn(ctx context.Context, j Job, index int, in In) (Transfer
 // list lists a prefix once for all that ask while it is being listed: the tasks
 // of an array all want the same.
 func (r *Runner) list(ctx context.Context, in In) (Listing, error) {
-	key := fmt.Sprintf("%t gs://%s/%s", in.AllowEmpty, in.Bucket, in.Prefix)
+	// As each account, since each must have the right to.
+	key := fmt.Sprintf("%t %s %s", in.AllowEmpty, in.Account, in.Place)
 	answer := r.listings.DoChan(key, func() (any, error) {
-		return List(r.ctx, r.Bucket, in.Bucket, in.Prefix, in.AllowEmpty)
+		return List(r.ctx, r.Bucket, in.Place, in.AllowEmpty)
 	})
 	select {
 	case a := <-answer:
@@ -576,10 +579,10 @@ func (r *Runner) list(ctx context.Context, in In) (Listing, error) {
 
 // Out asks for a directory of a job in a bucket.
 type Out struct {
-	From           string // relative to the job's directory
-	Bucket, Prefix string
-	FS             string
-	Move           bool
+	storage.Place
+	From string // relative to the job's directory
+	FS   string
+	Move bool
 }
 
 // StageOut attaches a job's stage-out number index to the transfer that brings
@@ -590,7 +593,8 @@ func (r *Runner) StageOut(ctx context.Context, j Job, index int, out Out) (Trans
 		return Transfer{}, err
 	}
 	t := r.newTransfer(j, StageOut, fs.Name)
-	t.Bucket, t.Prefix, t.JobDir, t.From, t.Move = out.Bucket, out.Prefix, j.Dir, out.From, out.Move
+	t.Bucket, t.Prefix, t.Account = out.Bucket, out.Prefix, out.Account
+	t.JobDir, t.From, t.Move = j.Dir, out.From, out.Move
 	got, err := r.Store.AttachStageOut(ctx, index, t)
 	if err != nil {
 		return Transfer{}, err

@@ -17,8 +17,8 @@ func (r *Runner) makeManifest(ctx context.Context, x *run) error {
 	if _, err := os.Stat(r.listingFile(x.t.ID)); err == nil && x.t.Objects > 0 {
 		return nil
 	}
-	if err := r.Bucket.CheckBucket(ctx, x.t.Bucket); err != nil {
-		return BucketError(x.t.URL(), err)
+	if err := r.Bucket.Check(ctx, x.t.place()); err != nil {
+		return BucketError(x.t.place(), err)
 	}
 	u, err := r.user(ctx, x)
 	if err != nil {
@@ -68,9 +68,9 @@ func (r *Runner) user(ctx context.Context, x *run) (files.User, error) {
 // that it can be told from what the export brings.
 func (r *Runner) listBefore(ctx context.Context, x *run) error {
 	before := map[string]int64{}
-	for o, err := range r.Bucket.ListPrefix(ctx, x.t.Bucket, x.t.Prefix) {
+	for o, err := range r.Bucket.ListPrefix(ctx, x.t.place()) {
 		if err != nil {
-			return BucketError(x.t.URL(), err)
+			return BucketError(x.t.place(), err)
 		}
 		before[o.Name] = o.Generation
 	}
@@ -148,9 +148,9 @@ func (r *Runner) compareBucket(ctx context.Context, x *run, entries []files.Entr
 	}
 	var problems []string
 	var verified, bytes int64
-	for o, err := range r.Bucket.ListPrefix(ctx, x.t.Bucket, x.t.Prefix) {
+	for o, err := range r.Bucket.ListPrefix(ctx, x.t.place()) {
 		if err != nil {
-			return BucketError(x.t.URL(), err)
+			return BucketError(x.t.place(), err)
 		}
 		e, ok := want[o.Name]
 		rel := strings.TrimPrefix(o.Name, x.t.Prefix)

@@ -39,13 +39,13 @@ func TestMoves(t *testing.T) {
 
 type fakeBucket map[string]storage.Object
 
-func (f fakeBucket) CheckBucket(context.Context, string) error { return nil }
+func (f fakeBucket) Check(context.Context, storage.Place) error { return nil }
 
-func (f fakeBucket) ListPrefix(_ context.Context, _, prefix string) iter.Seq2[storage.Object, error] {
+func (f fakeBucket) ListPrefix(_ context.Context, p storage.Place) iter.Seq2[storage.Object, error] {
 	return func(yield func(storage.Object, error) bool) {
 		for name, o := range f {
 			o.Name = name
-			if strings.HasPrefix(name, prefix) && !yield(o, nil) {
+			if strings.HasPrefix(name, p.Prefix) && !yield(o, nil) {
 				return
 			}
 		}
@@ -54,7 +54,7 @@ func (f fakeBucket) ListPrefix(_ context.Context, _, prefix string) iter.Seq2[st
 
 func TestList(t *testing.T) {
 	b := fakeBucket{"p/": {}, "p/a": {Size: 3, Generation: 1, CRC32C: 7}, "p/dir/": {}}
-	l, err := List(t.Context(), b, "bucket", "p/", false)
+	l, err := List(t.Context(), b, storage.Place{Bucket: "bucket", Prefix: "p/"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestList(t *testing.T) {
 	}
 	one := fakeBucket{"p/a": {Size: 3, Generation: 1, CRC32C: 7}}
 	version := func(o storage.Object) string {
-		l, err := List(t.Context(), fakeBucket{"p/a": o}, "bucket", "p/", false)
+		l, err := List(t.Context(), fakeBucket{"p/a": o}, storage.Place{Bucket: "bucket", Prefix: "p/"}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestList(t *testing.T) {
 	if again := version(one["p/a"]); again != base {
 		t.Errorf("version %s, then %s", base, again)
 	}
-	if _, err := List(t.Context(), fakeBucket{}, "bucket", "p/", true); err != nil {
+	if _, err := List(t.Context(), fakeBucket{}, storage.Place{Bucket: "bucket", Prefix: "p/"}, true); err != nil {
 		t.Errorf("allow_empty: %v", err)
 	}
 	for name, b := range map[string]fakeBucket{
@@ -92,7 +92,7 @@ func TestList(t *testing.T) {
 		"long component":     {"p/" + strings.Repeat("x", 256): {Size: 1}},
 	} {
 		var e *Error
-		_, err := List(t.Context(), b, "bucket", "p/", false)
+		_, err := List(t.Context(), b, storage.Place{Bucket: "bucket", Prefix: "p/"}, false)
 		if !errors.As(err, &e) {
 			t.Errorf("%s: got %v, want an error for a person", name, err)
 		} else if len(e.Message) > 200 || strings.Contains(e.Message, "\n") || e.Hint == "" {
@@ -135,6 +135,8 @@ func TestJudge(t *testing.T) {
 		{"one failed", op(nil, 1, lustre.ErrorLogEntry{URI: "gs://b/p/x", ErrorDetails: []string{"checksum"}}), "gs://b/p/: 1 of 3 objects were not imported: gs://b/p/x: checksum"},
 		{"full", op(nil, 2, lustre.ErrorLogEntry{URI: "gs://b/p/x", ErrorDetails: []string{"write: no space left on device"}}), "file system fast is full: gs://b/p/ needs 5.0 MiB"},
 		{"operation failed", op(&lustre.OperationError{Code: 7, Message: "no permission"}, 0), "gs://b/p/: the import failed: no permission"},
+		{"not permitted", op(&lustre.OperationError{Code: 7, Message: "x cannot get a token of y: Permission 'iam.serviceAccounts.getAccessToken' denied on resource 'z' (or it may not exist)."}, 0),
+			"gs://b/p/: the import failed for want of iam.serviceAccounts.getAccessToken: x cannot get a token of y: Permission 'iam.serviceAccounts.getAccessToken' denied on resource 'z' (or it may not exist)."},
 		{"cancelled by another", op(&lustre.OperationError{Code: lustre.Cancelled}, 0), "gs://b/p/: the service's transfer was cancelled by somebody else"},
 		{"failed without metadata", &lustre.Operation{Done: true, Error: &lustre.OperationError{Code: 13, Message: "internal"}}, "gs://b/p/: the import failed: internal"},
 	} {

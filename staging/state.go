@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/sluicehpc/sluice/gcp/storage"
 )
 
 // State is how far a transfer is.
@@ -57,6 +59,8 @@ type Transfer struct {
 	FS     string `json:"fs"`
 	Bucket string `json:"bucket"`
 	Prefix string `json:"prefix"` // ends in a slash, or ""
+	// Account is the service account as which the data moves.
+	Account string `json:"account,omitempty"`
 
 	// Who asked first. Others may have attached.
 	JobID uint32 `json:"job_id"`
@@ -113,4 +117,8 @@ func (t *Transfer) Enter(to State) error {
 }
 
 // URL is the bucket's side.
-func (t *Transfer) URL() string { return "gs://" + t.Bucket + "/" + t.Prefix }
+func (t *Transfer) URL() string { return t.place().String() }
+
+func (t *Transfer) place() storage.Place {
+	return storage.Place{Account: t.Account, Bucket: t.Bucket, Prefix: t.Prefix}
+}

@@ -62,6 +62,8 @@ type Job struct {
 	EndWords string `json:"end_words,omitempty"`
 	// Environment is what the job gets, set once everything is staged.
 	Environment map[string]string `json:"environment,omitempty"`
+	// Told are the decisions on the job's data that are in the audit log.
+	Told []string `json:"told,omitempty"`
 	// OutStarted is set once the stage-outs were asked for.
 	OutStarted bool `json:"out_started,omitempty"`
 	// OutFailed is set when a stage-out failed: the directory is kept.

@@ -8,16 +8,19 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/oauth2"
 	"google.golang.org/api/option"
 
 	"github.com/sluicehpc/sluice/api"
@@ -25,16 +28,23 @@ import (
 	"github.com/sluicehpc/sluice/controller"
 	"github.com/sluicehpc/sluice/controller/config"
 	"github.com/sluicehpc/sluice/controller/store"
+	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/clock"
 	"github.com/sluicehpc/sluice/internal/users"
+	"github.com/sluicehpc/sluice/policy"
+	sandboxcompute "github.com/sluicehpc/sluice/sandbox/compute"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	sandboxiam "github.com/sluicehpc/sluice/sandbox/iam"
 	sandboxlustre "github.com/sluicehpc/sluice/sandbox/lustre"
 	sandboxstorage "github.com/sluicehpc/sluice/sandbox/storage"
 	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging/files"
+	"github.com/sluicehpc/sluice/trust"
+	"github.com/sluicehpc/sluice/trust/idtoken"
 )
 
 const (
@@ -44,6 +54,7 @@ const (
 	instance = parent + "/instances/scratch"
 	alice    = 10001
 	bob      = 10002
+	trial    = 30007 // a group that alice is in, and bob not
 )
 
 // TestMain is also the daemon's process and its file system children.
@@ -61,7 +72,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// daemon is sluiced without systemd, Slurm and Compute Engine.
+// daemon is sluiced without systemd and Slurm, its credentials a metadata server's.
 func daemon(dir string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -73,18 +84,37 @@ func daemon(dir string) error {
 	if err != nil {
 		return err
 	}
-	bucket, err := storage.NewClient(ctx, cfg.Endpoints.Storage, option.WithoutAuthentication())
+	credentials, err := iam.NewClient(ctx, cfg.Endpoints.GCP())
 	if err != nil {
 		return err
 	}
-	lc, err := lustre.NewClient(ctx, option.WithEndpoint(cfg.Endpoints.Lustre), option.WithoutAuthentication())
+	bucket, err := storage.NewClient(cfg.Endpoints.Storage, func(p storage.Place) oauth2.TokenSource {
+		return credentials.DataSource(ctx, iam.DataToken{Account: p.Account, Bucket: p.Bucket, Prefix: p.Prefix})
+	})
+	if err != nil {
+		return err
+	}
+	lc, err := lustre.NewClient(ctx, gcp.ClientOptions(cfg.Endpoints.Lustre)...)
+	if err != nil {
+		return err
+	}
+	cc, err := compute.New(ctx, compute.Config{Project: cfg.Project, Zone: cfg.Zone, Endpoint: cfg.Endpoints.Compute})
+	if err != nil {
+		return err
+	}
+	authority, err := trust.OpenCA(filepath.Join(dir, "tls"), cfg.Cluster, clock.System)
+	if err != nil {
+		return err
+	}
+	audit, err := policy.OpenAudit(filepath.Join(dir, "log", "audit.log"), clock.System)
 	if err != nil {
 		return err
 	}
 	armed := filepath.Join(dir, "fault")
 	c, err := controller.New(controller.Parts{
-		Config: cfg, Store: db, Bucket: bucket, Lustre: lc, Compute: noCompute{}, Files: &files.Client{},
+		Config: cfg, Store: db, Bucket: bucket, Lustre: lc, Compute: cc, Files: &files.Client{},
 		Slurm: fakeSlurm{dir}, Users: fakeUsers{}, SlurmUser: users.User{Name: "slurm", UID: 64030, GID: 64030},
+		Authority: authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, Permissions: credentials,
 		EnvDir: filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"), Version: "test",
 		Clock: clock.System, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Fault: func(point string) {
@@ -109,16 +139,17 @@ func daemon(dir string) error {
 	return local.Serve(ctx, l, nil, c.HandleLocal)
 }
 
-type noCompute struct{}
-
-func (noCompute) BulkInsert(context.Context, compute.BulkInsertRequest) (string, error) {
-	return "", errors.New("no VMs here")
-}
-func (noCompute) Delete(context.Context, string, string) (string, error)   { return "", nil }
-func (noCompute) WaitOperation(context.Context, string) error              { return nil }
-func (noCompute) List(context.Context, string) ([]compute.Instance, error) { return nil, nil }
 func (fakeUsers) GroupIDs(_ context.Context, name string) ([]uint32, error) {
-	return []uint32{20001}, nil
+	if name == "alice" {
+		return []uint32{20001, trial}, nil
+	}
+	return []uint32{20002}, nil
+}
+func (fakeUsers) GroupID(_ context.Context, name string) (uint32, error) {
+	if name == "trial" {
+		return trial, nil
+	}
+	return 0, users.ErrUnknown
 }
 func (f fakeSlurm) ExitCode(context.Context, uint32) (code, signal int, e error) { return 0, 0, nil }
 func (f fakeSlurm) Nodes(context.Context, []string) ([]scontrol.Node, error)     { return nil, nil }
@@ -149,19 +180,40 @@ func (f fakeSlurm) Job(_ context.Context, id uint32) (scontrol.Job, error) {
 
 // world is the cloud, and a daemon that can be killed.
 type world struct {
-	t       *testing.T
-	dir     string
-	mount   string
-	storage *sandboxstorage.Server
-	lustre  *lustre.Client
-	faults  *faults.Set
+	t          *testing.T
+	dir        string
+	mount      string
+	storage    *sandboxstorage.Server
+	iam        *sandboxiam.Server
+	admin      *iam.Client // the project's owner
+	lustre     *lustre.Client
+	faults     *faults.Set
+	storageURL string
+	// metadata is the metadata server of the daemon's VM, host:port.
+	metadata string
 
 	mu     sync.Mutex // guards what follows
+	tokens []string   // that Cloud Storage has seen
 	proc   *exec.Cmd
 	ended  chan struct{}
 	starts int
 	stop   bool
 }
+
+// The project's accounts.
+var (
+	sluicedAccount = iam.AccountEmail("sluiced", project)
+	nodeAccount    = iam.AccountEmail("sluice-node", project)
+	dataAccount    = iam.AccountEmail("research-data", project)
+	trialAccount   = iam.AccountEmail("trial-data", project)
+)
+
+// machines are VMs that run and do nothing.
+type machines struct{}
+
+func (machines) Start(context.Context, sandboxcompute.Machine) error { return nil }
+func (machines) Stop(context.Context, string, time.Duration) error   { return nil }
+func (machines) Remove(context.Context, string) error                { return nil }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -176,26 +228,45 @@ func newWorld(t *testing.T) *world {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, faults: new(faults.Set)}
-	w.storage, err = sandboxstorage.New(sandboxstorage.Options{Dir: filepath.Join(dir, "cloud-storage"), Project: project})
+	w := &world{t: t, dir: dir, faults: new(faults.Set), iam: sandboxiam.New(sandboxiam.Options{Project: project})}
+	w.storage, err = sandboxstorage.New(sandboxstorage.Options{Dir: filepath.Join(dir, "cloud-storage"), Project: project, IAM: w.iam})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.storage.Close() })
 	ls, err := sandboxlustre.New(sandboxlustre.Options{
-		Dir: filepath.Join(dir, "cloud-lustre"), Bucket: sandboxlustre.FromStorage(w.storage), Faults: w.faults,
+		Dir: filepath.Join(dir, "cloud-lustre"), Bucket: sandboxlustre.FromStorage(w.storage), Faults: w.faults, IAM: w.iam,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(ls.Close)
-	hl, hs := httptest.NewServer(ls), httptest.NewServer(w.storage)
-	t.Cleanup(hl.Close)
-	t.Cleanup(hs.Close)
-	w.lustre, err = lustre.NewClient(t.Context(), option.WithEndpoint(hl.URL), option.WithoutAuthentication())
+	cs, err := sandboxcompute.New(sandboxcompute.Config{Project: project, Zone: zone, VMs: machines{}, Faults: w.faults, IAM: w.iam, Caller: w.iam.Caller})
+	if err == nil {
+		err = cs.AddImage("i", "", "")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(cs.Close)
+	serve := func(h http.Handler) string {
+		s := httptest.NewServer(h)
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	endpoints := config.Endpoints{Lustre: serve(ls), Storage: serve(http.HandlerFunc(w.serveStorage)), Compute: serve(cs), IAM: serve(w.iam)}
+	w.storageURL = endpoints.Storage
+	w.metadata = strings.TrimPrefix(serve(http.HandlerFunc(w.serveToken)), "http://")
+	owner := option.WithTokenSource(oauth2.StaticTokenSource(w.mint(w.iam.Admin())))
+	w.admin, err = iam.NewClient(t.Context(), endpoints.GCP(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.lustre, err = lustre.NewClient(t.Context(), option.WithEndpoint(endpoints.Lustre), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.accounts()
 	op, err := w.lustre.CreateInstance(t.Context(), &lustre.CreateInstanceRequest{Parent: parent, InstanceID: "scratch", Instance: &lustre.Instance{
 		Filesystem: "scratch", CapacityGib: 9000, PerUnitStorageThroughput: 1000, Network: "projects/" + project + "/global/networks/default"}})
 	if err == nil {
@@ -206,11 +277,15 @@ func newWorld(t *testing.T) *world {
 	}
 	w.mount, _ = ls.DataDir(instance)
 	cfg := &config.Config{
-		Cluster: "c", Project: project, Zone: zone, Endpoints: config.Endpoints{Lustre: hl.URL, Storage: hs.URL},
+		Cluster: "c", Project: project, Zone: zone, Endpoints: endpoints,
 		FileSystems: []config.FileSystem{{Name: "scratch", Instance: instance, Mount: w.mount}},
-		NodeSets:    []config.NodeSet{{Name: "n", Nodes: "n[1-2]", MachineType: "m", Image: "i", CPUs: 1, MemoryMiB: 1}},
+		NodeSets:    []config.NodeSet{{Name: "n", Nodes: "n[1-2]", MachineType: "n2-standard-2", Image: "i", ServiceAccount: nodeAccount, CPUs: 1, MemoryMiB: 1}},
 		Partitions:  []config.Partition{{Name: "main", NodeSets: []string{"n"}}},
-		Slurm:       config.Slurm{ControllerHost: "controller"},
+		Slurm:       config.Slurm{ControllerHost: "controller", AccountingHost: "controller"},
+		Policy: policy.Policy{
+			{Accounts: []string{"research"}, Read: []string{"gs://corpus/", "gs://b-data/", "gs://nowhere-at-all/"}, Write: []string{"gs://results/"}, ServiceAccount: dataAccount},
+			{Accounts: []string{"trial"}, Read: []string{"gs://patients/trial7/"}, ServiceAccount: trialAccount, Group: "trial"},
+		},
 	}
 	text, err := config.Marshal(cfg)
 	if err == nil {
@@ -221,6 +296,86 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Cleanup(w.halt)
 	return w
+}
+
+// accounts makes the project's accounts as docs/permissions.md says.
+func (w *world) accounts() {
+	w.t.Helper()
+	for _, email := range []string{sluicedAccount, nodeAccount, dataAccount, trialAccount} {
+		id, _, _ := strings.Cut(email, "@")
+		if _, err := w.admin.CreateServiceAccount(w.t.Context(), project, id, ""); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	sluiced, agent := []string{"serviceAccount:" + sluicedAccount}, []string{"serviceAccount:" + w.iam.LustreAgent()}
+	w.role("controller", iam.ControllerPermissions, "")
+	w.role("nodes", iam.NodeAccountPermissions, "")
+	w.role("data", iam.DataAccountPermissions, "")
+	w.grant(w.admin.GrantProject(w.t.Context(), project,
+		iam.Binding{Role: "projects/" + project + "/roles/controller", Members: sluiced},
+		iam.Binding{Role: iam.ObjectUser, Members: []string{"serviceAccount:" + dataAccount, "serviceAccount:" + trialAccount}}))
+	w.grant(w.admin.GrantAccount(w.t.Context(), nodeAccount, iam.Binding{Role: "projects/" + project + "/roles/nodes", Members: sluiced}))
+	for _, data := range []string{dataAccount, trialAccount} {
+		w.grant(w.admin.GrantAccount(w.t.Context(), data,
+			iam.Binding{Role: "projects/" + project + "/roles/data", Members: sluiced},
+			iam.Binding{Role: "roles/iam.serviceAccountTokenCreator", Members: agent}))
+	}
+}
+
+func (w *world) grant(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// role makes a role of the permissions, or makes it anew, but without one.
+func (w *world) role(id string, permissions []iam.Permission, without string) {
+	w.t.Helper()
+	names := slices.DeleteFunc(iam.Names(permissions), func(p string) bool { return p == without })
+	_, err := w.admin.CreateRole(w.t.Context(), project, id, id, names)
+	w.grant(err)
+}
+
+// mint returns a token of an account.
+func (w *world) mint(account string) *oauth2.Token {
+	w.t.Helper()
+	token, expires, err := w.iam.Mint(account, nil, time.Hour)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return &oauth2.Token{AccessToken: token, TokenType: "Bearer", Expiry: expires}
+}
+
+// serveStorage is Cloud Storage, and notes the tokens that are used.
+func (w *world) serveStorage(rw http.ResponseWriter, r *http.Request) {
+	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	w.mu.Lock()
+	if !slices.Contains(w.tokens, token) {
+		w.tokens = append(w.tokens, token)
+	}
+	w.mu.Unlock()
+	w.storage.ServeHTTP(rw, r)
+}
+
+// serveToken is as much of a metadata server as credentials need.
+func (w *world) serveToken(rw http.ResponseWriter, r *http.Request) {
+	rw.Header().Set("Metadata-Flavor", "Google")
+	switch strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/") {
+	case "instance/service-accounts/default/token":
+		token, expires, err := w.iam.Mint(sluicedAccount, nil, time.Hour)
+		if err != nil {
+			http.Error(rw, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(rw, `{"access_token":%q,"expires_in":%d,"token_type":"Bearer"}`, token, int(time.Until(expires).Seconds()))
+	case "project/project-id":
+		io.WriteString(rw, project)
+	case "":
+	default:
+		http.NotFound(rw, r)
+	}
 }
 
 // start runs the daemon, again whenever it dies.
@@ -237,7 +392,7 @@ func (w *world) launch() {
 		w.t.Fatal(err)
 	}
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), "STAGING_TEST_DAEMON="+w.dir)
+	cmd.Env = append(os.Environ(), "STAGING_TEST_DAEMON="+w.dir, "GCE_METADATA_HOST="+w.metadata, "HOME="+w.dir, "GOOGLE_APPLICATION_CREDENTIALS=")
 	log, err := os.OpenFile(filepath.Join(w.dir, "daemon.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		w.t.Fatal(err)

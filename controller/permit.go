@@ -1,0 +1,194 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluicehpc/sluice/api"
+	"github.com/sluicehpc/sluice/controller/store"
+	"github.com/sluicehpc/sluice/gcp/storage"
+	"github.com/sluicehpc/sluice/internal/diag"
+	"github.com/sluicehpc/sluice/internal/users"
+	"github.com/sluicehpc/sluice/policy"
+	"github.com/sluicehpc/sluice/slurm/directive"
+	"github.com/sluicehpc/sluice/staging/files"
+)
+
+// ask is a place that a script names, and what for.
+type ask struct {
+	at   directive.Pos
+	verb policy.Verb
+	url  directive.URL
+}
+
+// grant is an ask that policy allows: as which service account, and which group
+// may read what is staged.
+type grant struct {
+	ask
+	storage.Place
+	gid uint32
+}
+
+func reads(s directive.Script) []ask {
+	var list []ask
+	for _, in := range s.StageIns {
+		list = append(list, ask{in.Of("source"), policy.Read, in.Source})
+	}
+	return list
+}
+
+func writes(s directive.Script) []ask {
+	var list []ask
+	for _, out := range s.StageOuts {
+		list = append(list, ask{out.Of("to"), policy.Write, out.To})
+	}
+	return list
+}
+
+// refusedWords begin every refusal by policy.
+const refusedWords = "refused by policy: "
+
+// permit asks policy for a job's places, symbols replaced, and writes to the audit
+// log what it has not said of this run before. A refusal is an *api.Error of
+// CodeDenied; with any other error it is to be asked again. Nothing is granted
+// that could not be written down.
+func (c *Controller) permit(ctx context.Context, j store.Job, s directive.Script, asks []ask) ([]grant, error) {
+	groups, err := c.policyGroups(ctx, j.User)
+	if err != nil {
+		return nil, fmt.Errorf("groups of %s: %w", j.User, err)
+	}
+	var grants []grant
+	var refusal *api.Error
+	var told []string
+	for _, a := range asks {
+		d := c.Config.Policy.Decide(policy.Ask{User: j.User, Account: j.Account, Groups: groups.names(),
+			Verb: a.verb, Bucket: a.url.Bucket, Prefix: a.url.Prefix})
+		e := entry(fmt.Sprintf("%s (uid %d)", j.User, j.UID), j.Account, a, d)
+		e.Job = j.ID
+		if line := fmt.Sprint(e); !slices.Contains(j.Told, line) && !slices.Contains(told, line) {
+			if err := c.Audit.Write(e); err != nil {
+				return nil, err
+			}
+			told = append(told, line)
+		}
+		if !d.Allowed {
+			if refusal == nil {
+				g := s.Diagnostic(a.at, refusedWords+d.Why, d.Hint)
+				refusal = &api.Error{Code: api.CodeDenied, Message: files.Shorten(g.Short()), Hint: g.Hint}
+			}
+			continue
+		}
+		g := grant{a, storage.Place{Account: d.ServiceAccount, Bucket: a.url.Bucket, Prefix: a.url.Prefix}, j.GID}
+		if d.Group != "" {
+			g.gid = groups[d.Group]
+		}
+		grants = append(grants, g)
+	}
+	if len(told) > 0 {
+		_, err := c.Store.UpdateJob(ctx, j.Key, func(j *store.Job) error { j.Told = append(j.Told, told...); return nil })
+		if err != nil {
+			return nil, err
+		}
+	}
+	if refusal != nil {
+		return nil, refusal
+	}
+	return grants, nil
+}
+
+// entry is a decision's line in the audit log.
+func entry(who, account string, a ask, d policy.Decision) policy.Entry {
+	e := policy.Entry{Event: "directive", Who: who, Account: account, What: string(a.verb) + " " + a.url.String(),
+		Decision: policy.Denied, Why: d.Why, Rule: d.Rule, ServiceAccount: d.ServiceAccount}
+	if d.Allowed {
+		e.Decision = policy.Allowed
+	}
+	return e
+}
+
+// earlyPatience is how long sbatch waits for the directory's word on its user.
+const earlyPatience = 25 * time.Millisecond
+
+// permitEarly is permit while sbatch waits: what is certain by now. Symbols are
+// not replaced yet, so a place with one is refused only where no value of it could
+// be allowed. unknown is what setup will judge. An allowed place is written down
+// by setup, a refusal here: no job comes of it.
+func (c *Controller) permitEarly(in api.JobProcess, s directive.Script) (grants []grant, unknown []ask, refused diag.List) {
+	asks := append(reads(s), writes(s)...)
+	if !in.HasUID || in.Account == "" && c.Config.Slurm.AccountingHost != "" {
+		return nil, asks, nil
+	}
+	who, ok := c.directory.lookup(c.ctx, in.UID, c.Clock.After(earlyPatience))
+	if !ok {
+		if slices.ContainsFunc(c.Config.Policy, needsName) {
+			return nil, asks, nil
+		}
+		who.name = "this user"
+	}
+	for _, a := range asks {
+		prefix, _, open := strings.Cut(a.url.Prefix, "%")
+		if strings.Contains(a.url.Bucket, "%") {
+			unknown = append(unknown, a)
+			continue
+		}
+		d := c.Config.Policy.Decide(policy.Ask{User: who.name, Account: in.Account, Groups: who.groups.names(),
+			Verb: a.verb, Bucket: a.url.Bucket, Prefix: prefix, Open: open})
+		switch {
+		case !d.Allowed:
+			refused = append(refused, s.Diagnostic(a.at, refusedWords+d.Why, d.Hint))
+			e := entry(fmt.Sprintf("%s (uid %d)", who.name, in.UID), in.Account, a, d)
+			c.wg.Go(func() { // slurmctld must not wait for the disk
+				if err := c.Audit.Write(e); err != nil {
+					c.Log.Error("a refusal at sbatch is not in the audit log", "who", e.Who, "what", e.What, "err", err)
+				}
+			})
+		case open:
+			unknown = append(unknown, a)
+		default:
+			grants = append(grants, grant{ask: a, Place: storage.Place{Account: d.ServiceAccount, Bucket: a.url.Bucket, Prefix: prefix}})
+		}
+	}
+	return grants, unknown, refused
+}
+
+// needsName reports that a rule asks for more than the account.
+func needsName(r policy.Rule) bool {
+	return r.Group != "" || len(r.Users) > 0 && !slices.Contains(r.Users, "*")
+}
+
+// groupIDs are groups that policy names, with their gids.
+type groupIDs map[string]uint32
+
+func (g groupIDs) names() []string { return slices.Collect(maps.Keys(g)) }
+
+// policyGroups returns those of policy's groups in which the user is.
+func (c *Controller) policyGroups(ctx context.Context, user string) (groupIDs, error) {
+	named := c.Config.Policy.Groups()
+	if len(named) == 0 {
+		return nil, nil
+	}
+	gids, err := c.Users.GroupIDs(ctx, user)
+	if err != nil {
+		return nil, err
+	}
+	in := groupIDs{}
+	for _, name := range named {
+		gid, err := c.Users.GroupID(ctx, name)
+		if errors.Is(err, users.ErrUnknown) {
+			c.Log.Warn("policy names a group that nobody knows", "group", name)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(gids, gid) {
+			in[name] = gid
+		}
+	}
+	return in, nil
+}
