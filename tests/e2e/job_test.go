@@ -91,10 +91,10 @@ func TestJobIsStagedInBeforeAnyNodeAndOutAfter(t *testing.T) {
 	objects := texts("data/", 40, 5000)
 	objects["data/empty.txt"] = nil
 	objects["data/large.bin"] = []byte(strings.Repeat("0123456789abcdef", 1<<20/16*24))
-	bucket := newBucket(t, "first-job", objects)
+	bucket := newBucket(t, "research-first-job", objects)
 	fault(t, "lustre.transfer.rate", strconv.Itoa(8<<20)) // 3 s: time to look at the cloud meanwhile
 
-	id := submit(t, stageJob("first-job", copyAll))
+	id := submit(t, stageJob("research-first-job", copyAll))
 	looked := false
 	wait(t, "stage-in is done", func() (bool, string) {
 		job, err := showJob(t, id)
@@ -170,8 +170,8 @@ func TestJobIsStagedInBeforeAnyNodeAndOutAfter(t *testing.T) {
 // A staged file is the cluster's, not the job's: nobody may change it, and
 // another user may not even read it.
 func TestStagedDataIsReadOnlyAndPrivate(t *testing.T) {
-	newBucket(t, "private-data", texts("data/", 3, 100))
-	id := submit(t, stageJob("private-data", `mkdir "$SLUICE_JOB_DIR/result"
+	newBucket(t, "research-private-data", texts("data/", 3, 100))
+	id := submit(t, stageJob("research-private-data", `mkdir "$SLUICE_JOB_DIR/result"
 f=$(find -L "$SLUICE_DATA_DATA" -name '*.txt' | head -n 1)
 cat "$f" > /dev/null
 if echo x 2>/dev/null >> "$f"; then echo "could write to $f"; exit 1; fi
@@ -192,9 +192,9 @@ realpath "$f" > "$SLUICE_JOB_DIR/result/path"`))
 
 func TestCorruptedObjectFailsTheStageInAndPublishesNothing(t *testing.T) {
 	objects := texts("data/", 10, 1000)
-	newBucket(t, "corrupted", objects)
-	fault(t, "lustre.import.corrupt", "gs://corrupted/data/part-001/text-004.txt")
-	id := submit(t, stageJob("corrupted", copyAll))
+	newBucket(t, "research-corrupted", objects)
+	fault(t, "lustre.import.corrupt", "gs://research-corrupted/data/part-001/text-004.txt")
+	id := submit(t, stageJob("research-corrupted", copyAll))
 
 	job := waitPhase(t, id, "failed")
 	wait(t, "squeue shows the reason", func() (bool, string) {
@@ -220,26 +220,26 @@ func TestCorruptedObjectFailsTheStageInAndPublishesNothing(t *testing.T) {
 
 	// The cause gone, the same data stages in.
 	clearFaults(t)
-	again := submit(t, stageJob("corrupted", copyAll))
+	again := submit(t, stageJob("research-corrupted", copyAll))
 	waitPhase(t, again, "done")
 }
 
 func TestDiskFullOnLustreFailsTheStageInInWords(t *testing.T) {
-	newBucket(t, "disk-full", map[string][]byte{"data/a.bin": make([]byte, 4<<20), "data/b.bin": make([]byte, 4<<20)})
+	newBucket(t, "research-disk-full", map[string][]byte{"data/a.bin": make([]byte, 4<<20), "data/b.bin": make([]byte, 4<<20)})
 	used := mustOnVM(t, "controller", "root", "", "du", "-sb", "/lustre")
 	bytes, err := strconv.ParseInt(strings.Fields(used)[0], 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	fault(t, "lustre.capacity", strconv.FormatInt(bytes+1<<20, 10))
-	id := submit(t, stageJob("disk-full", copyAll))
+	id := submit(t, stageJob("research-disk-full", copyAll))
 	waitPhase(t, id, "failed")
 	wait(t, "squeue shows the reason", func() (bool, string) {
 		state, reason := squeue(t, id)
 		return state == "PENDING" && strings.Contains(reason, "full"), state + " " + reason
 	})
 	clearFaults(t)
-	again := submit(t, stageJob("disk-full", copyAll))
+	again := submit(t, stageJob("research-disk-full", copyAll))
 	waitPhase(t, again, "done")
 }
 
@@ -257,10 +257,10 @@ func pidOf(t *testing.T, vm, name string) string {
 
 func TestKillingSluicedInTheMiddleOfAStageInFinishesTheSameTransferOnce(t *testing.T) {
 	objects := map[string][]byte{"data/a.bin": make([]byte, 8<<20), "data/b.bin": []byte(strings.Repeat("b", 8<<20)), "data/c.txt": []byte("c")}
-	newBucket(t, "killed", objects)
+	newBucket(t, "research-killed", objects)
 	before := imports(t)
 	fault(t, "lustre.transfer.rate", strconv.Itoa(4<<20))
-	id := submit(t, stageJob("killed", copyAll))
+	id := submit(t, stageJob("research-killed", copyAll))
 	var transfer api.Transfer
 	wait(t, "the import runs", func() (bool, string) {
 		job, err := showJob(t, id)
@@ -331,13 +331,13 @@ func TestSbatchRefusesBadDirectivesWithTheirLine(t *testing.T) {
 
 // After the cause is gone, an admin's release is enough.
 func TestReleasedJobIsSetUpAgain(t *testing.T) {
-	id := submit(t, stageJob("made-later", copyAll))
+	id := submit(t, stageJob("research-made-later", copyAll))
 	waitPhase(t, id, "failed")
 	wait(t, "squeue shows the reason on one line", func() (bool, string) {
 		state, reason := squeue(t, id)
-		return state == "PENDING" && strings.HasSuffix(reason, ": script:3:25: gs://made-later/data/: bucket does not exist; check the bucket's name") && !strings.Contains(reason, "\n"), state + " " + reason
+		return state == "PENDING" && strings.HasSuffix(reason, ": script:3:25: gs://research-made-later/data/: bucket does not exist; check the bucket's name") && !strings.Contains(reason, "\n"), state + " " + reason
 	})
-	newBucket(t, "made-later", texts("data/", 2, 10))
+	newBucket(t, "research-made-later", texts("data/", 2, 10))
 	mustOnVM(t, "controller", "root", "", "scontrol", "release", fmt.Sprint(id))
 	wait(t, "the released job is done", func() (bool, string) {
 		job, err := showJob(t, id)
@@ -355,13 +355,13 @@ func TestReleasedJobIsSetUpAgain(t *testing.T) {
 
 // What only the bucket or the file system can tell fails in setup, in words.
 func TestSetupFailsInWords(t *testing.T) {
-	newBucket(t, "nothing-there", map[string][]byte{"other/x": []byte("x")})
-	newBucket(t, "not-ours", texts("data/", 1, 10))
-	fault(t, "storage.deny", "not-ours")
+	newBucket(t, "research-nothing-there", map[string][]byte{"other/x": []byte("x")})
+	newBucket(t, "research-not-ours", texts("data/", 1, 10))
+	fault(t, "storage.deny", "research-not-ours")
 	for _, tt := range []struct{ name, script, want string }{
-		{"no such bucket", stageJob("no-such-bucket-anywhere", "true"), "no-such-bucket-anywhere"},
-		{"empty prefix", stageJob("nothing-there", "true"), "no object"},
-		{"bucket that may not be read", stageJob("not-ours", "true"), "may not be"},
+		{"no such bucket", stageJob("research-no-such-bucket", "true"), "research-no-such-bucket"},
+		{"empty prefix", stageJob("research-nothing-there", "true"), "no object"},
+		{"bucket that may not be read", stageJob("research-not-ours", "true"), "may not be"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			id := submit(t, tt.script)
@@ -374,8 +374,8 @@ func TestSetupFailsInWords(t *testing.T) {
 }
 
 func TestRootMayNotSubmit(t *testing.T) {
-	newBucket(t, "from-root", texts("data/", 1, 10))
-	out, err := trySubmit(t, "root", stageJob("from-root", "true"))
+	newBucket(t, "research-from-root", texts("data/", 1, 10))
+	out, err := trySubmit(t, "root", stageJob("research-from-root", "true"))
 	if err == nil {
 		t.Fatalf("sbatch took root's job:\n%s", out)
 	}
@@ -401,7 +401,7 @@ func TestJobsWaitWhileSluicedIsAway(t *testing.T) {
 		{"frozen", "kill -STOP $(pidof sluiced)", "kill -CONT $(pidof sluiced)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bucket := "away-" + tt.name
+			bucket := "research-away-" + tt.name
 			newBucket(t, bucket, texts("data/", 2, 10))
 			pidOf(t, "controller", "sluiced")
 			mustOnVM(t, "controller", "root", "", "sh", "-c", tt.away)
@@ -432,8 +432,8 @@ func TestJobsWaitWhileSluicedIsAway(t *testing.T) {
 // A to= through a symlink that the user planted in the job's directory must not
 // lead out of it.
 func TestStageOutDoesNotFollowASymlinkOutOfTheJobDirectory(t *testing.T) {
-	b := newBucket(t, "symlink", texts("data/", 1, 10))
-	id := submit(t, stageJob("symlink", `ln -s /etc "$SLUICE_JOB_DIR/result"`))
+	b := newBucket(t, "research-symlink", texts("data/", 1, 10))
+	id := submit(t, stageJob("research-symlink", `ln -s /etc "$SLUICE_JOB_DIR/result"`))
 	job := waitPhase(t, id, "failed")
 	if !strings.Contains(job.Reason, "symlink") && !strings.Contains(job.Reason, "symbolic link") {
 		t.Errorf("reason %q does not name the symbolic link", job.Reason)

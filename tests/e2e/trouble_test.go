@@ -12,9 +12,9 @@ import (
 // The tasks of an array share one copy, start, and get their environment each:
 // Slurm keeps no directory of its own for a task.
 func TestArrayTasksShareOneImport(t *testing.T) {
-	bucket := newBucket(t, "array", texts("data/", 4, 1000))
+	bucket := newBucket(t, "research-array", texts("data/", 4, 1000))
 	before := imports(t)
-	id := submit(t, strings.NewReplacer("--nodes=1", "--nodes=1 --array=0-3", "result/%j/", "result/%A-%a/").Replace(stageJob("array",
+	id := submit(t, strings.NewReplacer("--nodes=1", "--nodes=1 --array=0-3", "result/%j/", "result/%A-%a/").Replace(stageJob("research-array",
 		`mkdir "$SLUICE_JOB_DIR/result"
 cp "$SLUICE_DATA_DATA/part-000/text-000.txt" "$SLUICE_JOB_DIR/result/$SLURM_ARRAY_TASK_ID"`)))
 	var want []string
@@ -41,8 +41,8 @@ cp "$SLUICE_DATA_DATA/part-000/text-000.txt" "$SLUICE_JOB_DIR/result/$SLURM_ARRA
 
 // A requeued job is not over, and Slurm's next start is another run of it.
 func TestRequeuedJobIsNotDone(t *testing.T) {
-	newBucket(t, "requeued", texts("data/", 1, 10))
-	id := submit(t, stageJob("requeued", `[ -n "${SLURM_RESTART_COUNT:-}" ] || sleep 600; true`))
+	newBucket(t, "research-requeued", texts("data/", 1, 10))
+	id := submit(t, stageJob("research-requeued", `[ -n "${SLURM_RESTART_COUNT:-}" ] || sleep 600; true`))
 	waitPhase(t, id, "running")
 	mustOnVM(t, "login", "alice", "", "scontrol", "requeue", fmt.Sprint(id))
 	job := waitPhase(t, id, "requeued")
@@ -98,8 +98,8 @@ func TestNodeThatSlurmBelievesOffIsMadeAnew(t *testing.T) {
 
 // Names that a shell or a terminal would obey are names and nothing else.
 func TestHostileNamesAreOnlyNames(t *testing.T) {
-	bucket := newBucket(t, "hostile-names", texts("data/", 1, 10))
-	script := stageJob("hostile-names", `mkdir "$SLUICE_JOB_DIR/result"
+	bucket := newBucket(t, "research-hostile-names", texts("data/", 1, 10))
+	script := stageJob("research-hostile-names", `mkdir "$SLUICE_JOB_DIR/result"
 cd "$SLUICE_JOB_DIR/result"
 for name in 'a b' "q'\"x" '$(touch pwned)' -rf '#x?y%41' ' .sluice'; do echo x > "./$name"; done
 ln -s /etc/passwd link; mkfifo pipe`)
