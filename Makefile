@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X github.com/sluicehpc/sluice/internal/version.Version=$(VERSI
 # Unit tests; what boots the sandbox's VMs with Slurm in them lives in tests/.
 UNIT = $(shell go list ./... 2>/dev/null | grep -v '/tests')
 
-.PHONY: help deps build demo check test unit e2e lint bench campaign clean
+.PHONY: help deps build demo check test unit fuzz e2e lint bench campaign clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,10 +25,14 @@ demo: deps build ## run the main job in a sandbox and show it live
 
 check: build lint unit ## the inner loop: lint and unit tests
 
-test: deps build lint unit e2e ## all tests, those on real Slurm included
+test: deps build lint unit fuzz e2e ## all tests, those on real Slurm included
 
 unit: ## the unit tests
 	go test -timeout 10m $(UNIT)
+
+fuzz: ## attack the sandbox's APIs with nonsense, some seconds each
+	@for api in compute iam lustre metadata storage; do \
+	  go test ./sandbox/$$api -run '^$$' -fuzz '^FuzzHTTP$$' -fuzztime 5s -fuzzminimizetime 5s || exit 1; done
 
 e2e: ## the tests on real Slurm
 	go test -p 1 -count=1 -timeout 18m ./tests/...

@@ -8,19 +8,19 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/hostile"
 )
 
-func FuzzHTTP(f *testing.F) {
+func victim(t testing.TB) hostile.Target {
 	s, err := compute.New(compute.Config{VMs: &machines{running: map[string]compute.Machine{}}, Faults: new(faults.Set)})
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
-	f.Cleanup(s.Close)
+	t.Cleanup(s.Close)
 	if err := s.AddImage("debian-13", "debian", "the VMs' root"); err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
 	const p = "/compute/v1/projects/" + project
 	const vm = `{"name":"n-1","machineType":"zones/us-central1-a/machineTypes/n2-standard-2","disks":[{"boot":true,"initializeParams":{"sourceImage":"global/images/debian-13"}}],"networkInterfaces":[{"network":"global/networks/default"}]}`
 	const properties = `"instanceProperties":{"machineType":"n2-standard-2","disks":[{"boot":true,"initializeParams":{"sourceImage":"global/images/debian-13"}}],"networkInterfaces":[{}]}`
-	hostile.Fuzz(f, hostile.Target{
+	return hostile.Target{
 		Service: "compute", Handler: s,
 		Paths: []string{
 			p, p + "/setCommonInstanceMetadata", p + "/zones", p + "/zones/" + zone, p + "/zones/" + zone + "/instances", p + "/zones/" + zone + "/instances/n-1",
@@ -33,5 +33,9 @@ func FuzzHTTP(f *testing.F) {
 			`{"fingerprint":"x","items":[{"key":"a","value":"b"}]}`, `{"labelFingerprint":"x","labels":{"a":"b"}}`, `{"name":"t-1","properties":{"machineType":"n2-standard-2"}}`,
 			`{"name":"i-1","family":"f","sourceDisk":"x"}`,
 		},
-	})
+	}
 }
+
+func TestHostileRequests(t *testing.T) { hostile.Test(t, victim(t)) }
+
+func FuzzHTTP(f *testing.F) { hostile.Fuzz(f, victim(f)) }

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -161,7 +162,18 @@ func (s *Server) Close() {
 }
 
 // ServeHTTP answers below /compute/v1/.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// The mux would redirect to a clean path, and has words of its own for "*" and for CONNECT.
+	if clean := path.Clean(r.URL.Path); r.Method == http.MethodConnect || !strings.HasPrefix(clean, "/") || strings.TrimSuffix(r.URL.Path, "/") != strings.TrimSuffix(clean, "/") {
+		noMethod(w, r)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+func noMethod(w http.ResponseWriter, r *http.Request) {
+	(&apiError{404, "notFound", fmt.Sprintf("The sandbox has no method %s %s", r.Method, r.URL.Path)}).write(w)
+}
 
 // request is one call, its project, zone and region checked.
 type request struct {
@@ -240,9 +252,7 @@ func (s *Server) routes() *http.ServeMux {
 	add("GET "+region+"/subnetworks/{name}", s.getSubnetwork)
 	add("GET /aggregated/subnetworks", s.aggregatedSubnetworks)
 
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		(&apiError{404, "notFound", fmt.Sprintf("The sandbox has no method %s %s", r.Method, r.URL.Path)}).write(w)
-	})
+	mux.HandleFunc("/", noMethod)
 	return mux
 }
 

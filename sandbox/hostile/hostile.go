@@ -39,13 +39,25 @@ type Target struct {
 // longest is what one request may take. Methods that wait end with the client's patience, which is shorter.
 const longest = 60 * time.Second
 
-// Fuzz attacks the target: with all of Requests, with long ones, and then with what the fuzzer makes of them.
-func Fuzz(f *testing.F, target Target) {
-	for _, raw := range Long(target.Paths) {
-		target.Attack(f, raw)
+// Test attacks the target with all of Requests and Long.
+func Test(t *testing.T, target Target) {
+	for _, raw := range append(Requests(target.Paths, target.Bodies), Long(target.Paths)...) {
+		target.Attack(t, raw)
 	}
-	for _, raw := range Requests(target.Paths, target.Bodies) {
-		f.Add(raw)
+}
+
+// Fuzz attacks the target with what the fuzzer makes of a few requests; many would only keep it busy before it begins.
+func Fuzz(f *testing.F, target Target) {
+	for i, path := range target.Paths {
+		f.Add(Request("GET", path, "", ""))
+		if len(target.Bodies) > 0 {
+			f.Add(Request("POST", path, jsonType, target.Bodies[i%len(target.Bodies)]))
+		}
+	}
+	for _, uri := range uris(target.Paths[len(target.Paths)/2]) {
+		if len(uri) < 500 {
+			f.Add(Request("GET", uri, "", ""))
+		}
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) { target.Attack(t, raw) })
 }

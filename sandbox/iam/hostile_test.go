@@ -7,14 +7,14 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/hostile"
 )
 
-func FuzzHTTP(f *testing.F) {
+func victim(t testing.TB) hostile.Target {
 	s := New(Options{})
 	token, _, err := s.Mint(s.Admin(), nil, 24*time.Hour)
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
 	const p = "/v1/projects/sluice-sandbox"
-	hostile.Fuzz(f, hostile.Target{
+	return hostile.Target{
 		Service: "iam", Handler: s, Header: map[string]string{"Authorization": "Bearer " + token},
 		Paths: []string{
 			p, p + ":getIamPolicy", p + ":setIamPolicy", p + ":testIamPermissions", p + "/serviceAccounts", p + "/serviceAccounts/a@sluice-sandbox.iam.gserviceaccount.com",
@@ -26,5 +26,9 @@ func FuzzHTTP(f *testing.F) {
 			`{"permissions":["storage.objects.get","*",""]}`, `{"scope":["x"],"lifetime":"99999999999s","delegates":["x"]}`, `{"roleId":"r_1","role":{"includedPermissions":["x"],"stage":"?"}}`,
 			`{"grantType":"urn:ietf:params:oauth:grant-type:token-exchange","requestedTokenType":"urn:ietf:params:oauth:token-type:access_token","subjectToken":"` + token + `","subjectTokenType":"urn:ietf:params:oauth:token-type:access_token","options":"%7B%22accessBoundary%22%3A%7B%7D%7D"}`,
 		},
-	})
+	}
 }
+
+func TestHostileRequests(t *testing.T) { hostile.Test(t, victim(t)) }
+
+func FuzzHTTP(f *testing.F) { hostile.Fuzz(f, victim(f)) }

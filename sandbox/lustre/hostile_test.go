@@ -8,20 +8,20 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/storage"
 )
 
-func FuzzHTTP(f *testing.F) {
-	bucket, err := storage.New(storage.Options{Dir: f.TempDir(), Project: "p"})
+func victim(t testing.TB) hostile.Target {
+	bucket, err := storage.New(storage.Options{Dir: t.TempDir(), Project: "p"})
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
-	f.Cleanup(func() { bucket.Close() })
-	s, err := lustre.New(lustre.Options{Dir: f.TempDir(), Bucket: lustre.FromStorage(bucket)})
+	t.Cleanup(func() { bucket.Close() })
+	s, err := lustre.New(lustre.Options{Dir: t.TempDir(), Bucket: lustre.FromStorage(bucket)})
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
-	f.Cleanup(s.Close)
+	t.Cleanup(s.Close)
 	const p = "/v1/projects/p-1/locations"
 	const z = p + "/us-central1-a"
-	hostile.Fuzz(f, hostile.Target{
+	return hostile.Target{
 		Service: "lustre", Handler: s,
 		Paths: []string{
 			p, z, z + "/instances", z + "/instances?instanceId=i", z + "/instances/i", z + "/instances/i?updateMask=description", z + "/instances/i:importData", z + "/instances/i:exportData",
@@ -32,5 +32,9 @@ func FuzzHTTP(f *testing.F) {
 			`{"gcsPath":{"uri":"gs://corpus/../x/"},"lustrePath":{"path":"/../../etc"}}`, `{"gcsPath":{"uri":"gs://corpus/c4/"},"lustrePath":{"path":"/d\u0000"},"requestId":"x","serviceAccount":"\"<>@"}`,
 			`{"description":"x","labels":{"A B":"c"},"accessRulesOptions":{"accessRules":[null]}}`,
 		},
-	})
+	}
 }
+
+func TestHostileRequests(t *testing.T) { hostile.Test(t, victim(t)) }
+
+func FuzzHTTP(f *testing.F) { hostile.Fuzz(f, victim(f)) }

@@ -6,14 +6,14 @@ import (
 	"github.com/sluicehpc/sluice/sandbox/hostile"
 )
 
-func FuzzHTTP(f *testing.F) {
-	s, err := New(Options{Dir: f.TempDir(), Project: "sluice-sandbox"})
+func victim(t testing.TB) hostile.Target {
+	s, err := New(Options{Dir: t.TempDir(), Project: "sluice-sandbox"})
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
-	f.Cleanup(func() { s.Close() })
+	t.Cleanup(func() { s.Close() })
 	if err := s.CreateBucket("corpus"); err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
 	o, err := s.Create("corpus", "a/b", CreateOptions{})
 	if err == nil {
@@ -22,10 +22,10 @@ func FuzzHTTP(f *testing.F) {
 		}
 	}
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
 	const o1 = "/storage/v1/b/corpus/o/a%2Fb"
-	hostile.Fuzz(f, hostile.Target{
+	return hostile.Target{
 		Service: "storage", Handler: s,
 		Paths: []string{
 			"/storage/v1/b", "/storage/v1/b/corpus", "/storage/v1/b/corpus/o", o1, o1 + "?alt=media", o1 + "/rewriteTo/b/corpus/o/c", o1 + "/compose",
@@ -37,5 +37,9 @@ func FuzzHTTP(f *testing.F) {
 			`{"name":"bucket-1","labels":{"a":"b"},"lifecycle":{"rule":[{}]}}`, `{"sourceObjects":[{"name":"a/b"},{"name":"a/b","generation":"1"}],"destination":{"contentType":"x"}}`,
 			`{"name":"z","metadata":{"a":null}}`, "--x\r\nContent-Type: application/json\r\n\r\n{\"name\":\"m\"}\r\n--x\r\nContent-Type: text/plain\r\n\r\ndata\r\n--x--\r\n",
 		},
-	})
+	}
 }
+
+func TestHostileRequests(t *testing.T) { hostile.Test(t, victim(t)) }
+
+func FuzzHTTP(f *testing.F) { hostile.Fuzz(f, victim(f)) }
