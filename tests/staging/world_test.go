@@ -38,6 +38,7 @@ import (
 	"github.com/sluicehpc/sluice/policy"
 	sandboxcompute "github.com/sluicehpc/sluice/sandbox/compute"
 	"github.com/sluicehpc/sluice/sandbox/faults"
+	"github.com/sluicehpc/sluice/sandbox/front"
 	sandboxiam "github.com/sluicehpc/sluice/sandbox/iam"
 	sandboxlustre "github.com/sluicehpc/sluice/sandbox/lustre"
 	sandboxstorage "github.com/sluicehpc/sluice/sandbox/storage"
@@ -228,20 +229,22 @@ func newWorld(t *testing.T) *world {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, faults: new(faults.Set), iam: sandboxiam.New(sandboxiam.Options{Project: project})}
-	w.storage, err = sandboxstorage.New(sandboxstorage.Options{Dir: filepath.Join(dir, "cloud-storage"), Project: project, IAM: w.iam})
+	w := &world{t: t, dir: dir, faults: new(faults.Set)}
+	cloudClock := w.faults.Clock(clock.System)
+	w.iam = sandboxiam.New(sandboxiam.Options{Project: project, Clock: cloudClock})
+	w.storage, err = sandboxstorage.New(sandboxstorage.Options{Dir: filepath.Join(dir, "cloud-storage"), Project: project, Now: cloudClock.Now, IAM: w.iam})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.storage.Close() })
 	ls, err := sandboxlustre.New(sandboxlustre.Options{
-		Dir: filepath.Join(dir, "cloud-lustre"), Bucket: sandboxlustre.FromStorage(w.storage), Faults: w.faults, IAM: w.iam,
+		Dir: filepath.Join(dir, "cloud-lustre"), Bucket: sandboxlustre.FromStorage(w.storage), Faults: w.faults, Now: cloudClock.Now, IAM: w.iam,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(ls.Close)
-	cs, err := sandboxcompute.New(sandboxcompute.Config{Project: project, Zone: zone, VMs: machines{}, Faults: w.faults, IAM: w.iam, Caller: w.iam.Caller})
+	cs, err := sandboxcompute.New(sandboxcompute.Config{Project: project, Zone: zone, VMs: machines{}, Faults: w.faults, Clock: cloudClock, IAM: w.iam, Caller: w.iam.Caller})
 	if err == nil {
 		err = cs.AddImage("i", "", "")
 	}
@@ -254,7 +257,12 @@ func newWorld(t *testing.T) *world {
 		t.Cleanup(s.Close)
 		return s.URL
 	}
-	endpoints := config.Endpoints{Lustre: serve(ls), Storage: serve(http.HandlerFunc(w.serveStorage)), Compute: serve(cs), IAM: serve(w.iam)}
+	// Its faults are off until a test sets them.
+	f := &front.Front{Faults: w.faults, Clock: cloudClock}
+	endpoints := config.Endpoints{
+		Lustre: serve(f.Handler("lustre", ls)), Storage: serve(f.Handler("storage", http.HandlerFunc(w.serveStorage))),
+		Compute: serve(f.Handler("compute", cs)), IAM: serve(f.Handler("iam", w.iam)),
+	}
 	w.storageURL = endpoints.Storage
 	w.metadata = strings.TrimPrefix(serve(http.HandlerFunc(w.serveToken)), "http://")
 	owner := option.WithTokenSource(oauth2.StaticTokenSource(w.mint(w.iam.Admin())))
