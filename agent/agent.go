@@ -121,7 +121,6 @@ type Agent struct {
 	changed    chan struct{} // capacity 1: something is to be reported at once
 	kept       chan struct{} // capacity 1: something is to be sent at once
 	identified gate          // identity is known
-	keyed      gate          // what Slurm needs to know its own by is there
 	ready      gate          // nothing keeps the node from running jobs
 	reported   gate          // sluiced has heard that
 
@@ -189,7 +188,6 @@ func New(c Config, log *slog.Logger) *Agent {
 		changed:    make(chan struct{}, 1),
 		kept:       make(chan struct{}, 1),
 		identified: newGate(),
-		keyed:      newGate(),
 		ready:      newGate(),
 		reported:   newGate(),
 		mounts:     map[string]*mount{},

@@ -236,6 +236,32 @@ func TestKeyComesBeforeWhatNeedsIt(t *testing.T) {
 	}
 }
 
+// sluiced is slow to send the key: nothing that needs it starts meanwhile.
+func TestKeyIsWaitedFor(t *testing.T) {
+	s := newSluiced(t, api.RoleCompute)
+	sent := make(chan struct{})
+	s.hook = func(ctx context.Context, op string) error {
+		if op == api.OpAgentKeys {
+			select {
+			case <-sent:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	v := newVM(t, s)
+	v.boot(func(a *Agent) { a.pace.grace = time.Millisecond })
+	eventually(t, "a mount and no key in several reports", func() bool {
+		r, n := s.last()
+		return n > 5 && len(r.Mounts) == 1 && r.Mounts[0].State == "ok" && strings.Contains(r.Trouble, "has not come yet")
+	})
+	if r, u := v.prolog(1, aliceUID), v.units(); r.Ready || len(u) != 0 {
+		t.Errorf("without the key: Prolog %+v, started %v", r, u)
+	}
+	close(sent)
+	eventually(t, "slurmd", func() bool { return slices.Equal(v.units(), []string{"slurmd"}) })
+}
+
 // The key's directory may belong to a user: nothing but a plain file is touched.
 func TestKeyFileIsNoTrap(t *testing.T) {
 	v := newVM(t, newSluiced(t, api.RoleCompute))
@@ -328,6 +354,6 @@ func TestGuardDoesNotWaitForSluiced(t *testing.T) {
 	s := newSluiced(t, api.RoleLogin)
 	s.stop()
 	v := newVM(t, s)
-	v.boot(nil)
+	v.boot(func(a *Agent) { a.pace.guard = time.Hour })
 	eventually(t, "the guard", v.isGuarded)
 }

@@ -30,9 +30,6 @@ func (a *Agent) getKeys(ctx context.Context) {
 	a.mu.Lock()
 	done := a.state.Keyed
 	a.mu.Unlock()
-	if done {
-		a.haveKeys()
-	}
 	if !a.identified.wait(ctx) {
 		return
 	}
@@ -55,12 +52,7 @@ func (a *Agent) getKeys(ctx context.Context) {
 	a.state.Keyed = true
 	a.save()
 	a.mu.Unlock()
-	a.haveKeys()
-}
-
-func (a *Agent) haveKeys() {
 	a.obstacle(aboutKeys, "")
-	a.keyed.open()
 }
 
 func (a *Agent) getKeysOnce(ctx context.Context) error {

@@ -21,7 +21,7 @@ const slurmdFlag = "/run/sluice/slurmd-may-start"
 // unless sluiced is away, after it has heard so, because Slurm starts jobs as
 // soon as slurmd registers.
 func (a *Agent) startSlurmd(ctx context.Context) {
-	if !a.identified.wait(ctx) || !a.keyed.wait(ctx) || !a.ready.wait(ctx) {
+	if !a.identified.wait(ctx) || !a.ready.wait(ctx) {
 		return
 	}
 	a.mu.Lock()

@@ -34,6 +34,9 @@ func (a *Agent) load() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.state = s
+	if s.Keyed {
+		delete(a.obstacles, aboutKeys)
+	}
 	if s.Identity != (identity{}) {
 		a.identified.open()
 	}
