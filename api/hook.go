@@ -29,6 +29,8 @@ type JobProcess struct {
 	GID    uint32 `json:"gid"`
 	// Account is the job's, "" where Slurm does not tell.
 	Account string `json:"account,omitempty"`
+	// File is what messages call the script; "" is "script".
+	File string `json:"file,omitempty"`
 }
 
 // Verdict on a script: it is refused if Errors is not empty. Notices are for

@@ -171,7 +171,7 @@ func (c *Controller) enrol(ctx context.Context, in api.JobCall, u users.User) (s
 
 // script is a job's script, judged, with its symbols replaced.
 func (c *Controller) script(j store.Job) (directive.Script, error) {
-	s, err := c.parse(j.Script)
+	s, err := c.parse("", j.Script)
 	if err != nil {
 		return s, err
 	}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,15 +14,15 @@ import (
 	"github.com/sluicehpc/sluice/staging/files"
 )
 
-// scriptName stands for the job's script in messages; Slurm does not tell its name.
+// scriptName stands for the job's script in messages where Slurm does not tell its name.
 const scriptName = "script"
 
 const rootRefused = "root may not submit jobs with #SLUICE lines: submit as the user whom the data is for"
 
 // parse reads a script and judges what needs no cloud: syntax, what this
 // version serves, roots and file systems.
-func (c *Controller) parse(script string) (directive.Script, error) {
-	s, err := directive.Parse(scriptName, []byte(script))
+func (c *Controller) parse(file, script string) (directive.Script, error) {
+	s, err := directive.Parse(cmp.Or(file, scriptName), []byte(script))
 	if err != nil {
 		return s, err
 	}
@@ -84,7 +85,7 @@ func (c *Controller) jobProcess(_ context.Context, in api.JobProcess) (any, erro
 		return api.Verdict{Errors: []string{rootRefused}}, nil
 	}
 	var v api.Verdict
-	s, err := c.parse(in.Script)
+	s, err := c.parse(in.File, in.Script)
 	if err != nil {
 		v.Errors = errorTexts(err)
 		return v, nil

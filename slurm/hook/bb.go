@@ -204,7 +204,7 @@ func (h *Hook) jobProcess(ctx context.Context, o options) (answer, error) {
 		return refusal(lines), nil
 	}
 	_, hasUID := o.values["uid"]
-	call := api.JobProcess{Script: string(script), HasUID: hasUID, UID: o.number("uid"), GID: o.number("gid"), Account: o.values["account"]}
+	call := api.JobProcess{Script: string(script), HasUID: hasUID, UID: o.number("uid"), GID: o.number("gid"), Account: o.values["account"], File: file}
 	var verdict api.Verdict
 	if err := h.call(ctx, h.Limits.Blocking, api.OpJobProcess, call, &verdict); err != nil {
 		h.logf("job_process is left to setup: %v", err)

@@ -143,10 +143,10 @@ func TestJobProcess(t *testing.T) {
 	s := serve(t, always(api.Verdict{}))
 	tr := newTry(s.socket)
 	good := write(t, goodScript+"\x00") // Slurm keeps the NUL
-	if got := tr.run(t, "bb", "job_process", "--script="+good, "--uid=1000", "--gid=100"); got != "ok\n\n" {
+	if got := tr.run(t, "bb", "job_process", "--script="+good, "--uid=1000", "--gid=100", "--account=research", "--file=train.sh"); got != "ok\n\n" {
 		t.Errorf("a good script: %q", got)
 	}
-	want := api.JobProcess{Script: goodScript, HasUID: true, UID: 1000, GID: 100}
+	want := api.JobProcess{Script: goodScript, HasUID: true, UID: 1000, GID: 100, Account: "research", File: "train.sh"}
 	if diff := cmp.Diff(want, last[api.JobProcess](t, s)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

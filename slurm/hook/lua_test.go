@@ -175,7 +175,7 @@ func testLua(t *testing.T, interpreter func(*testing.T, string) string) {
 	expect("real_size", long.call(t, "real_size", nil, "7"), "0")
 
 	expect("job_process", long.call(t, "job_process", info, script, "1000", "100"), "0")
-	if got := last[api.JobProcess](t, s); !got.HasUID || got.UID != 1000 || got.GID != 100 || got.Script != goodScript {
+	if got := last[api.JobProcess](t, s); !got.HasUID || got.UID != 1000 || got.GID != 100 || got.Script != goodScript || got.Account != info["account"] || got.Account == "" {
 		t.Errorf("job_process asked %+v", got)
 	}
 	expect("job_process, short", short.call(t, "job_process", nil, script), "0")
