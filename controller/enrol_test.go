@@ -377,6 +377,9 @@ func TestSecondEnrolmentIsRefusedAndReported(t *testing.T) {
 	if err := n.enrol(); err != nil {
 		t.Errorf("the new key: %v", err)
 	}
+	if _, err := w.Admit(cert); api.CodeOf(err) != api.CodeUnenrolled {
+		t.Errorf("the earlier certificate beside the new one: %v, want unenrolled", err)
+	}
 	if v := w.show("n1"); v.Refusal != nil || v.Reason != "" {
 		t.Errorf("node show afterwards: %+v", v)
 	}
