@@ -123,12 +123,17 @@ func (c *Controller) permitEarly(in api.JobProcess, s directive.Script) (grants 
 	if !in.HasUID || in.Account == "" && c.Config.Slurm.AccountingHost != "" {
 		return nil, asks, nil
 	}
-	who, ok := c.directory.lookup(c.ctx, in.UID, c.Clock.After(earlyPatience))
-	if !ok {
-		if slices.ContainsFunc(c.Config.Policy, needsName) {
+	who := person{name: "this user"}
+	known := false
+	look := func() {
+		if p, ok := c.directory.lookup(c.ctx, in.UID, c.Clock.After(earlyPatience)); ok {
+			who, known = p, true
+		}
+	}
+	if slices.ContainsFunc(c.Config.Policy, needsName) {
+		if look(); !known {
 			return nil, asks, nil
 		}
-		who.name = "this user"
 	}
 	for _, a := range asks {
 		prefix, _, open := strings.Cut(a.url.Prefix, "%")
@@ -136,8 +141,15 @@ func (c *Controller) permitEarly(in api.JobProcess, s directive.Script) (grants 
 			unknown = append(unknown, a)
 			continue
 		}
-		d := c.Config.Policy.Decide(policy.Ask{User: who.name, Account: in.Account, Groups: who.groups.names(),
-			Verb: a.verb, Bucket: a.url.Bucket, Prefix: prefix, Open: open})
+		decide := func() policy.Decision {
+			return c.Config.Policy.Decide(policy.Ask{User: who.name, Account: in.Account, Groups: who.groups.names(),
+				Verb: a.verb, Bucket: a.url.Bucket, Prefix: prefix, Open: open})
+		}
+		d := decide()
+		if !d.Allowed && !known { // the words want the name
+			look()
+			d = decide()
+		}
 		switch {
 		case !d.Allowed:
 			refused = append(refused, s.Diagnostic(a.at, refusedWords+d.Why, d.Hint))

@@ -96,7 +96,7 @@ func (w *world) addBoth(name string, times, peer []time.Duration, peerName strin
 
 const jobScript = `#!/bin/bash
 #SBATCH --nodes=1 --ntasks=1 --output=/dev/null
-#SLUICE stage_in source=gs://bench-data/one/ name=data
+#SLUICE stage_in source=gs://research-bench/one/ name=data
 true
 `
 
@@ -107,7 +107,7 @@ true
 
 // prepare makes what the jobs need and has slurmctld write its times.
 func (w *world) prepare(ctx context.Context) error {
-	if err := w.Put(ctx, "bench-data", "one/object.txt", "one tiny object\n"); err != nil {
+	if err := w.Put(ctx, "research-bench", "one/object.txt", "one tiny object\n"); err != nil {
 		return err
 	}
 	for name, text := range map[string]string{"bb.sh": jobScript, "plain.sh": plainScript} {
