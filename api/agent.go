@@ -14,6 +14,7 @@ const (
 	OpAgentReport = "agent.report" // sluiced: NodeReport → ReportAnswer
 	OpAgentJob    = "agent.job"    // sluiced: JobEvent → Ack
 	OpAgentUser   = "agent.user"   // sluiced: UserCall → the inner operation's answer
+	OpAgentToken  = "agent.token"  // sluiced: TransferID → Token, for the nodes that move a transfer's bytes
 )
 
 // EnrolRequest asks for a VM's first certificate, or another one for the same key.
@@ -41,6 +42,12 @@ type KeyFile struct {
 	Path  string `json:"path"`  // absolute
 	Owner string `json:"owner"` // user, for whom alone it is
 	Data  []byte `json:"data"`
+}
+
+// Token is a short-lived access token that is good for a transfer's bucket prefix alone.
+type Token struct {
+	AccessToken string `json:"access_token"`
+	ExpiresAt   string `json:"expires_at"`
 }
 
 // Role is what a VM is for.

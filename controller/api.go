@@ -116,6 +116,7 @@ func init() {
 		api.OpAgentReport: {agentOnly, callAs((*Controller).agentReport)},
 		api.OpAgentJob:    {agentOnly, callAs((*Controller).agentJob)},
 		api.OpAgentUser:   {agentOnly, callAs((*Controller).agentUser)},
+		api.OpAgentToken:  {agentOnly, callAs((*Controller).agentToken)},
 
 		api.OpJobShow:      {people, callAs((*Controller).jobShow)},
 		api.OpJobList:      {people, callAs((*Controller).jobList)},

@@ -86,11 +86,10 @@ type Parts struct {
 	Authority *trust.CA
 	Identity  Identity
 	Audit     Audit
-	// Permissions are asked for what sluiced's account lacks.
-	Permissions Permissions
-	Version     string // of the binary
-	Clock       clock.Clock
-	Log         *slog.Logger
+	IAM       IAM
+	Version   string // of the binary
+	Clock     clock.Clock
+	Log       *slog.Logger
 	// Fault is staging's; tests die in it.
 	Fault func(point string)
 }
@@ -113,7 +112,8 @@ type Controller struct {
 
 	mu      sync.Mutex // guards what follows
 	workers map[work]bool
-	lacks   []string // permissions of sluiced's own account
+	lacks   []string             // permissions of sluiced's own account
+	refused map[string]time.Time // when a node's last refused token was written down
 }
 
 // work is a job's stage-in or stage-out that a goroutine follows.
@@ -129,6 +129,7 @@ func New(p Parts) (*Controller, error) {
 		buckets:  newBuckets(p.Bucket, p.Clock),
 		changed:  newHub(),
 		workers:  map[work]bool{},
+		refused:  map[string]time.Time{},
 		enrolled: newEnrolments(),
 		started:  p.Clock.Now(),
 	}

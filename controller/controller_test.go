@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/oauth2"
 	"google.golang.org/api/googleapi"
 
 	"github.com/sluicehpc/sluice/api"
@@ -23,6 +24,7 @@ import (
 	"github.com/sluicehpc/sluice/controller/config"
 	"github.com/sluicehpc/sluice/controller/store"
 	"github.com/sluicehpc/sluice/gcp/compute"
+	"github.com/sluicehpc/sluice/gcp/iam"
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/gcp/storage"
 	"github.com/sluicehpc/sluice/internal/users"
@@ -198,6 +200,11 @@ func (c *cloud) GroupID(_ context.Context, name string) (uint32, error) {
 	return 0, users.ErrUnknown
 }
 
+// DataToken mints.
+func (c *cloud) DataToken(_ context.Context, d iam.DataToken) (*oauth2.Token, error) {
+	return &oauth2.Token{AccessToken: fmt.Sprintf("%s gs://%s/%s write=%t", d.Account, d.Bucket, d.Prefix, d.Write), Expiry: c.Now().Add(d.Lifetime)}, nil
+}
+
 // TestProject and TestAccount say that nothing is missing, but for lacks.
 func (c *cloud) TestProject(_ context.Context, _ string, permissions []string) ([]string, error) {
 	c.mu.Lock()
@@ -299,7 +306,7 @@ slurm: {controller_host: ctl, accounting_host: ctl}
 		t.Fatal(err)
 	}
 	c, err := controller.New(controller.Parts{
-		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake, Audit: fake, Permissions: fake,
+		Config: cfg, Store: db, Bucket: fake, Lustre: fake, Compute: fake, Files: fake, Slurm: fake, Users: fake, Audit: fake, IAM: fake,
 		SlurmUser: users.User{Name: "slurm", UID: slurmUID, GID: slurmUID},
 		EnvDir:    filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"),
 		Authority: authority, Identity: idtoken.New(googleKeys(t), fake), Version: "test",

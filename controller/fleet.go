@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluicehpc/sluice/gcp/lustre"
 	"github.com/sluicehpc/sluice/health"
 	"github.com/sluicehpc/sluice/nodes"
+	"github.com/sluicehpc/sluice/slurm/scontrol"
 	"github.com/sluicehpc/sluice/staging/files"
 )
 
@@ -213,6 +215,9 @@ func (c *Controller) agentJob(ctx context.Context, w Caller, in api.JobEvent) (a
 	if err != nil || when.Before(j.CreatedAt) {
 		return api.Ack{}, nil // a job without directives, or a word about an earlier run
 	}
+	if err := c.runsOn(ctx, j, in.Node); err != nil {
+		return nil, err
+	}
 	switch in.Event {
 	case "prolog":
 		if err := c.Store.AddEvent(ctx, j.Key, api.EventJobStarted, when, true); err != nil {
@@ -237,6 +242,25 @@ func (c *Controller) agentJob(ctx context.Context, w Caller, in api.JobEvent) (a
 	}
 	c.changed.wake()
 	return api.Ack{}, err
+}
+
+// runsOn makes sure that Slurm gave a job the node. An agent's word alone would let
+// a VM that was taken over speak for the owner of any job, and end it. A refusal is
+// CodeNotFound, with which an agent drops what it has to say.
+func (c *Controller) runsOn(ctx context.Context, j store.Job, node string) error {
+	if slices.Contains(j.Nodes, node) || slices.Contains(j.Resumed, node) {
+		return nil
+	}
+	// Slurm before 23.02 does not tell pre_run the nodes.
+	sj, err := c.Slurm.Job(ctx, j.ID)
+	if err != nil && !errors.Is(err, scontrol.ErrNotFound) {
+		return api.Errorf(api.CodeUnavailable, "ask Slurm about job %d: %v", j.ID, err)
+	}
+	if err == nil && slices.Contains(sj.Nodes, node) {
+		return nil
+	}
+	c.Log.Warn("an agent speaks of a job that is not on its node", "node", node, "job", j.ID)
+	return api.Errorf(api.CodeNotFound, "job %d is not on node %s", j.ID, node)
 }
 
 // downEvery is how often Slurm is asked for nodes that did not come up.

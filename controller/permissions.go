@@ -8,12 +8,16 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/oauth2"
+
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/iam"
 )
 
-// Permissions says which permissions sluiced's own account lacks; *iam.Client is it.
-type Permissions interface {
+// IAM says which permissions sluiced's own account lacks, and mints tokens for
+// data; *iam.Client is it.
+type IAM interface {
+	DataToken(ctx context.Context, d iam.DataToken) (*oauth2.Token, error)
 	TestProject(ctx context.Context, project string, permissions []string) (missing []string, err error)
 	TestAccount(ctx context.Context, account string, permissions []string) (missing []string, err error)
 }
@@ -99,7 +103,7 @@ func (c *Controller) testPermissions(ctx context.Context) (lacks []string, err e
 		of   map[string][]string
 		test func(context.Context, string, []string) ([]string, error)
 		what string
-	}{{projects, c.Permissions.TestProject, "project "}, {accounts, c.Permissions.TestAccount, "service account "}} {
+	}{{projects, c.IAM.TestProject, "project "}, {accounts, c.IAM.TestAccount, "service account "}} {
 		for _, name := range slices.Sorted(maps.Keys(kind.of)) {
 			missing, err := kind.test(ctx, name, kind.of[name])
 			if gcp.IsNotFound(err) { // what is not there gives no rights

@@ -189,11 +189,13 @@ func TestDecisionsAreWrittenDownOnce(t *testing.T) {
 	}
 }
 
+var errAudit = errors.New("audit log: no space left on device")
+
 // What cannot be written down does not happen.
 func TestNothingIsGrantedWithoutTheAuditLog(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
-	w.auditErr = errors.New("audit log: no space left on device")
+	w.auditErr = errAudit
 	w.mu.Unlock()
 	_, err := w.as(slurmUID, api.OpSetup, jobCall(7, good))
 	if api.CodeOf(err) != api.CodeUnavailable || !strings.Contains(err.Error(), "audit log") {

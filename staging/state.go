@@ -61,6 +61,8 @@ type Transfer struct {
 	Prefix string `json:"prefix"` // ends in a slash, or ""
 	// Account is the service account as which the data moves.
 	Account string `json:"account,omitempty"`
+	// Movers are the nodes whose agents move the bytes; none where the service does.
+	Movers []string `json:"movers,omitempty"`
 
 	// Who asked first. Others may have attached.
 	JobID uint32 `json:"job_id"`

@@ -114,7 +114,7 @@ func serve(ctx context.Context, configPath string) error {
 		Slurm: scontrol.Client{}, Users: controller.System{}, SlurmUser: slurmUser,
 		EnvDir:     root + config.EnvironmentDir,
 		ListingDir: filepath.Join(filepath.Dir(cfg.StorePath()), "listings"),
-		Authority:  authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, Permissions: credentials, Version: version.String(), Clock: clock.System, Log: logger,
+		Authority:  authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, IAM: credentials, Version: version.String(), Clock: clock.System, Log: logger,
 	})
 	if err != nil {
 		return err

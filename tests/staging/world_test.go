@@ -115,7 +115,7 @@ func daemon(dir string) error {
 	c, err := controller.New(controller.Parts{
 		Config: cfg, Store: db, Bucket: bucket, Lustre: lc, Compute: cc, Files: &files.Client{},
 		Slurm: fakeSlurm{dir}, Users: fakeUsers{}, SlurmUser: users.User{Name: "slurm", UID: 64030, GID: 64030},
-		Authority: authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, Permissions: credentials,
+		Authority: authority, Identity: idtoken.New(cfg.Endpoints.IAM, clock.System), Audit: audit, IAM: credentials,
 		EnvDir: filepath.Join(dir, "env"), ListingDir: filepath.Join(dir, "listings"), Version: "test",
 		Clock: clock.System, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Fault: func(point string) {
