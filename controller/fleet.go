@@ -248,7 +248,7 @@ func (c *Controller) agentJob(ctx context.Context, w Caller, in api.JobEvent) (a
 // a VM that was taken over speak for the owner of any job, and end it. A refusal is
 // CodeNotFound, with which an agent drops what it has to say.
 func (c *Controller) runsOn(ctx context.Context, j store.Job, node string) error {
-	if slices.Contains(j.Nodes, node) || slices.Contains(j.Resumed, node) {
+	if slices.Contains(j.Nodes, node) {
 		return nil
 	}
 	// Slurm before 23.02 does not tell pre_run the nodes.
