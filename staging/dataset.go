@@ -151,7 +151,7 @@ func denied(err error) error {
 	if _, said := errors.AsType[*Error](err); said || !ok {
 		return err
 	}
-	e := &Error{Err: err, Hint: "ask the site's admin to give sluiced's service account the role that docs/admins.md lists; sluice status shows what it lacks"}
+	e := &Error{Err: err, Hint: "ask the site's admin to give sluiced's service account the roles of docs/permissions.md; sluice status shows what it lacks"}
 	switch {
 	case d.Permission == "":
 		e.Message = "sluiced lacks a permission: " + d.Message

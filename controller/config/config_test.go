@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +154,27 @@ func TestParseErrors(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The policy that admins read is one that they can write.
+func TestDocumentedPolicy(t *testing.T) {
+	page, err := os.ReadFile("../../docs/admins/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(string(page), "```yaml\n")
+	text, _, _ = strings.Cut(text, "```")
+	if !ok || !strings.HasPrefix(text, "policy:\n") {
+		t.Fatal("the page has no policy")
+	}
+	file, _, _ := strings.Cut(good, "policy:")
+	c, err := config.Parse("policy.md", []byte(strings.Replace(file, "controller_host: controller", "controller_host: controller\n  accounting_host: controller", 1)+text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Policy) != 2 {
+		t.Errorf("%d rules, want 2", len(c.Policy))
 	}
 }
 
