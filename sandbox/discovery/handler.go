@@ -41,7 +41,7 @@ func (c *Checker) Handler(next http.Handler, report func(Violation)) http.Handle
 			}
 			e.body, e.whole = body.kept.Bytes(), body.ended && !body.cut
 			e.status, e.replyHeader = out.status, out.Header()
-			e.reply, e.replyWhole = out.kept.Bytes(), !out.cut
+			e.reply, e.replyWhole = out.kept.Bytes(), !out.cut && out.returned
 			for _, v := range c.check(e) {
 				report(v)
 			}
