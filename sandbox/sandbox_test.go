@@ -388,6 +388,7 @@ func TestVMs(t *testing.T) {
 		{"unknown user", "a", "carol", []string{"true"}, "", 127},
 		{"metadata of a VM", "a", "", []string{"bash", "-c", metadataRequest("169.254.169.254", "instance/name")}, "a", 0},
 		{"metadata of the workstation", "", "", []string{"bash", "-c", metadataRequest("10.128.0.1", "project/project-id")}, Project, 0},
+		{"the workstation's metadata is not for VMs", "a", "", []string{"bash", "-c", metadataRequest("10.128.0.1", "instance/name")}, "for the workstation alone\n", 0},
 		{"the workstation's directory is the host's", "", "", []string{"pwd"}, workingDirectory(t) + "\n", 0},
 		{"the workstation's environment", "", "", []string{"sh", "-c", "echo $SLUICE_ENDPOINT_LUSTRE $SLUICE_ENDPOINT_IAM $GOOGLE_CLOUD_PROJECT"}, APIURL + " " + APIURL + " " + Project + "\n", 0},
 	} {

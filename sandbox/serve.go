@@ -119,7 +119,8 @@ func serve(ready *os.File) error {
 	if err != nil {
 		return err
 	}
-	api, meta := o.server(ctx, apis), o.server(ctx, o.front.Handler("metadata", o.metadata))
+	metadataHandler := o.front.Handler("metadata", o.metadata)
+	api, vms, workstation := o.server(ctx, apis), o.server(ctx, metadataHandler), o.server(ctx, fromGateway(metadataHandler))
 	control, lustreSocket, err := o.sockets()
 	if err != nil {
 		return err
@@ -127,8 +128,8 @@ func serve(ready *os.File) error {
 	controlServer := o.server(ctx, o.controlHandler())
 	err = errors.Join(
 		listen("tcp4", net.JoinHostPort(gatewayAddress, fmt.Sprint(apiPort)), httpServe(api)),
-		listen("tcp4", net.JoinHostPort(gatewayAddress, "80"), httpServe(meta)),
-		listen("tcp4", net.JoinHostPort(metadataAddress, "80"), httpServe(meta)),
+		listen("tcp4", net.JoinHostPort(gatewayAddress, "80"), httpServe(workstation)),
+		listen("tcp4", net.JoinHostPort(metadataAddress, "80"), httpServe(vms)),
 		serveDNS(ctx, g, net.JoinHostPort(metadataAddress, "53"), o.compute.Addresses),
 	)
 	if err != nil {
@@ -141,7 +142,7 @@ func serve(ready *os.File) error {
 	g.Go(func() error { return guest.ServeLustreSocket(ctx, lustreSocket, lustreMounts{o}) })
 	g.Go(func() error {
 		<-ctx.Done()
-		return errors.Join(api.Close(), meta.Close(), controlServer.Close())
+		return errors.Join(api.Close(), vms.Close(), workstation.Close(), controlServer.Close())
 	})
 	if _, err := ready.WriteString(readyLine); err != nil {
 		return fmt.Errorf("whoever started the sandbox is gone: %w", err)
@@ -277,6 +278,18 @@ func (o *outer) server(ctx context.Context, h http.Handler) *http.Server {
 	s.BaseContext = func(net.Listener) context.Context { return ctx }
 	s.ErrorLog = slog.NewLogLogger(o.log.Handler(), slog.LevelWarn)
 	return s
+}
+
+// fromGateway refuses all but the workstation: on Compute Engine VMs reach the metadata
+// server at one address only, which is what a guard on a VM can close.
+func fromGateway(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if host, _, err := net.SplitHostPort(r.RemoteAddr); err != nil || host != gatewayAddress {
+			http.Error(w, "for the workstation alone", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // httpServe serves until the server is closed.

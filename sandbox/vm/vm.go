@@ -256,6 +256,9 @@ func (h *Host) connect(spec Spec, pid int) error {
 	if err != nil {
 		return err
 	}
+	if err := onlyItself(attrs.Name, addr); err != nil {
+		return fmt.Errorf("%s: %w", attrs.Name, err)
+	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("%s up: %w", attrs.Name, err)
 	}
@@ -303,9 +306,11 @@ func (v *VM) wait() {
 
 // removeLink removes the VM's interface, which the kernel would do a moment later.
 func (v *VM) removeLink() {
-	if link, err := netlink.LinkByName(linkName(v.spec.Address.Addr())); err == nil {
+	name := linkName(v.spec.Address.Addr())
+	if link, err := netlink.LinkByName(name); err == nil {
 		_ = netlink.LinkDel(link) // gone meanwhile
 	}
+	_ = removePort(name) // its rules match nothing any more
 }
 
 // Stop asks PID 1 to stop the services and ends the VM; after a grace, or when ctx ends, by force. It returns when

@@ -200,6 +200,69 @@ func TestTwoVMsTalk(t *testing.T) {
 	})
 }
 
+// A VM that was taken over takes another one's address, and its hardware address too.
+func TestVMCannotPlayAnother(t *testing.T) {
+	h, layer := newHost(t)
+	a, b := start(t, h, spec(t, layer, 2)), start(t, h, spec(t, layer, 3))
+	l, err := net.Listen("tcp4", "10.128.0.1:0") // knows VMs by their addresses
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(c, c.RemoteAddr().(*net.TCPAddr).IP)
+			c.Close()
+		}
+	}()
+	whoAmI := func(from string, patience time.Duration) (string, error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: patience}
+		c, err := d.Dial("tcp4", l.Addr().String())
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		return bufio.NewReader(c).ReadString('\n')
+	}
+	own := func(v *VM, ip string) {
+		in(t, v, func() error {
+			if got, err := whoAmI(ip, 5*time.Second); got != ip+"\n" {
+				return fmt.Errorf("%s is taken for %q, %v", ip, got, err)
+			}
+			return nil
+		})
+	}
+	own(a, "10.128.0.2")
+	own(b, "10.128.0.3")
+	in(t, b, func() error {
+		eth, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		stolen, err := netlink.ParseAddr("10.128.0.2/20")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(eth, stolen); err != nil {
+			return err
+		}
+		for _, mac := range []net.HardwareAddr{eth.Attrs().HardwareAddr, hardwareAddr(netip.MustParseAddr("10.128.0.2"))} {
+			if err := netlink.LinkSetHardwareAddr(eth, mac); err != nil {
+				return err
+			}
+			if got, err := whoAmI("10.128.0.2", time.Second); err == nil {
+				return fmt.Errorf("with the address %v, 10.128.0.3 is taken for %q", mac, got)
+			}
+		}
+		return nil
+	})
+	own(a, "10.128.0.2")
+}
+
 func TestVMSeesOnlyItself(t *testing.T) {
 	h, layer := newHost(t)
 	s := spec(t, layer, 4)
