@@ -13,6 +13,7 @@ import (
 	"google.golang.org/api/googleapi"
 
 	"github.com/sluicehpc/sluice/gcp/storage"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 )
 
 // client's tokens name the place that they are for.
@@ -25,7 +26,7 @@ func client(t *testing.T, h http.HandlerFunc) *storage.Client {
 
 func clientWith(t *testing.T, h http.HandlerFunc, tokens func(storage.Place) oauth2.TokenSource) *storage.Client {
 	t.Helper()
-	s := httptest.NewServer(h)
+	s := httptest.NewServer(discoverytest.Client(t, h, "storage"))
 	t.Cleanup(s.Close)
 	c, err := storage.NewClient(s.URL, tokens)
 	if err != nil {

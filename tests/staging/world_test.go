@@ -37,6 +37,7 @@ import (
 	"github.com/sluicehpc/sluice/internal/users"
 	"github.com/sluicehpc/sluice/policy"
 	sandboxcompute "github.com/sluicehpc/sluice/sandbox/compute"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/faults"
 	"github.com/sluicehpc/sluice/sandbox/front"
 	sandboxiam "github.com/sluicehpc/sluice/sandbox/iam"
@@ -259,9 +260,12 @@ func newWorld(t *testing.T) *world {
 	}
 	// Its faults are off until a test sets them.
 	f := &front.Front{Faults: w.faults, Clock: cloudClock}
+	service := func(name string, h http.Handler, apis ...string) string {
+		return serve(discoverytest.Strict(t, f.Handler(name, h), append(apis, name)...))
+	}
 	endpoints := config.Endpoints{
-		Lustre: serve(f.Handler("lustre", ls)), Storage: serve(f.Handler("storage", http.HandlerFunc(w.serveStorage))),
-		Compute: serve(f.Handler("compute", cs)), IAM: serve(f.Handler("iam", w.iam)),
+		Lustre: service("lustre", ls), Storage: service("storage", http.HandlerFunc(w.serveStorage)),
+		Compute: service("compute", cs), IAM: service("iam", w.iam, "iamcredentials", "sts", "cloudresourcemanager"),
 	}
 	w.storageURL = endpoints.Storage
 	w.metadata = strings.TrimPrefix(serve(http.HandlerFunc(w.serveToken)), "http://")
