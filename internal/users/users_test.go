@@ -20,6 +20,8 @@ func fakeGetent(t *testing.T) {
 	script := `#!/bin/sh
 case "$1 $2" in
 "passwd alice_example_com"|"passwd 2733216754") echo "alice_example_com:x:2733216754:2733216754::/home/alice:/bin/bash" ;;
+"group trial") echo "trial:*:2733216999:alice,bob" ;;
+"group odd") echo "odd" ;;
 "passwd odd") echo "odd:x" ;;
 "passwd worse") echo "worse:x:minus:1::/:/bin/sh" ;;
 "passwd lonely") echo "lonely:x:3:3::/:/bin/sh" ;;
@@ -51,6 +53,12 @@ func TestLookup(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
+	if gid, err := GroupID(ctx, "trial"); err != nil || gid != 2733216999 {
+		t.Errorf("group trial: %d, %v, want 2733216999", gid, err)
+	}
+	if gid, err := GroupID(ctx, "odd"); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("a broken answer: %d, %v, want an error that is no verdict", gid, err)
+	}
 	groups, err := GroupIDs(ctx, "alice_example_com")
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +81,9 @@ func TestUnknown(t *testing.T) {
 		}
 		if _, err := GroupIDs(ctx, name); !errors.Is(err, ErrUnknown) {
 			t.Errorf("GroupIDs(%q): %v", name, err)
+		}
+		if _, err := GroupID(ctx, name); !errors.Is(err, ErrUnknown) {
+			t.Errorf("GroupID(%q): %v", name, err)
 		}
 	}
 	if _, err := ByID(ctx, 4711); !errors.Is(err, ErrUnknown) {
