@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehpc/sluice/gcp"
 	"github.com/sluicehpc/sluice/gcp/iam"
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	sandbox "github.com/sluicehpc/sluice/sandbox/iam"
 	"github.com/sluicehpc/sluice/sandbox/storage"
 )
@@ -43,7 +44,7 @@ func newCloud(t *testing.T) *cloud {
 			t.Fatal(err)
 		}
 	}
-	hs := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	hs := httptest.NewServer(discoverytest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case c.before != nil && c.before(w, r):
 		case sandbox.Handles(r.URL.EscapedPath()):
@@ -51,7 +52,7 @@ func newCloud(t *testing.T) *cloud {
 		default:
 			buckets.ServeHTTP(w, r)
 		}
-	}))
+	}), "storage", "iam", "iamcredentials", "sts", "cloudresourcemanager"))
 	t.Cleanup(hs.Close)
 	c.url = hs.URL
 	return c

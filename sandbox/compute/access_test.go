@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
@@ -27,6 +28,8 @@ type guarded struct {
 	*testing.T
 	server *Server
 	iam    *iam.Server
+	// checked is server, held against Google's description.
+	checked http.Handler
 }
 
 const (
@@ -42,6 +45,7 @@ func newGuarded(t *testing.T) *guarded {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.server.Close)
+	g.checked = discoverytest.Server(t, g.server, "compute")
 	if err := g.server.AddImage("debian-13", "debian", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -55,9 +59,15 @@ func newGuarded(t *testing.T) *guarded {
 // ask makes a call as an account, or as nobody.
 func (g *guarded) ask(h http.Handler, want int, method, path, email string, body any) map[string]any {
 	g.Helper()
-	text, err := json.Marshal(body)
-	if err != nil {
-		g.Fatal(err)
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			g.Fatal(err)
+		}
+	}
+	if h == http.Handler(g.server) {
+		h = g.checked
 	}
 	r := httptest.NewRequest(method, path, strings.NewReader(string(text)))
 	switch {

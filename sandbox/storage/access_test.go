@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluicehpc/sluice/sandbox/discovery/discoverytest"
 	"github.com/sluicehpc/sluice/sandbox/iam"
 )
 
@@ -31,13 +32,13 @@ func newGuarded(t *testing.T) *guarded {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	hs := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	hs := httptest.NewServer(discoverytest.Server(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if iam.Handles(r.URL.EscapedPath()) {
 			g.iam.ServeHTTP(w, r)
 			return
 		}
 		s.ServeHTTP(w, r)
-	}))
+	}), "storage", "iam", "iamcredentials", "sts", "cloudresourcemanager"))
 	t.Cleanup(hs.Close)
 	g.url = hs.URL
 	g.want(200, "POST", "/storage/v1/b?project="+testProject, g.admin(), `{"name":"corpus"}`)
