@@ -31,7 +31,7 @@ unit: ## the unit tests
 	go test -timeout 10m $(UNIT)
 
 fuzz: ## attack the sandbox's APIs with nonsense, some seconds each
-	@for api in compute iam lustre metadata storage; do \
+	@for api in compute iam lustre metadata monitoring storage; do \
 	  go test ./sandbox/$$api -run '^$$' -fuzz '^FuzzHTTP$$' -fuzztime 5s -fuzzminimizetime 5s || exit 1; done
 
 e2e: ## the tests on real Slurm

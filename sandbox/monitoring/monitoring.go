@@ -132,7 +132,8 @@ type metric struct {
 
 const prefix = "lustre.googleapis.com/instance/"
 
-// metrics are those of a resource lustre.googleapis.com/Instance that the sandbox can measure.
+// metrics are those of a resource lustre.googleapis.com/Instance that the sandbox can measure. The documentation has their names
+// and that they are sampled; that totals are CUMULATIVE, and the labels in find, were not seen on the real service.
 var metrics = map[string]metric{
 	"available_bytes":     {"GAUGE", "By", func(s sample) int64 { return s.space.Free }},
 	"capacity_bytes":      {"GAUGE", "By", func(s sample) int64 { return s.space.Capacity }},
