@@ -57,8 +57,11 @@ const (
 	createdWithin = time.Second
 	// goneEvery is how often the VMs that have enrolled are compared with the project's.
 	goneEvery = 30 * time.Second
-	// A refusal that repeats itself is written down again only after auditAgain.
+	// A refusal that repeats itself is written down again only after auditAgain, and
+	// in that time no more than maxWritten of one caller: everybody in the network
+	// can call, with new words every time.
 	auditAgain  = time.Hour
+	maxWritten  = 20
 	maxRefusals = 10000
 )
 
@@ -76,6 +79,8 @@ type refusal struct {
 	api.Refusal
 	proved  bool // that it is about a VM of that name
 	audited time.Time
+	written int       // how often, since
+	since   time.Time // then
 }
 
 func newEnrolments() *enrolments {
@@ -252,9 +257,14 @@ func (c *Controller) refuse(from, node string, why error) error {
 		e.refused[who] = r
 	}
 	same := r.Why == why.Error() && r.From == from && now.Sub(r.audited) < auditAgain
+	if now.Sub(r.since) >= auditAgain {
+		r.written, r.since = 0, now
+	}
+	same = same || r.written >= maxWritten
 	r.Refusal = api.Refusal{At: api.FormatTime(now), From: from, Why: why.Error(), Count: r.Count + 1}
 	if !same {
 		r.audited = now
+		r.written++
 	}
 	e.mu.Unlock()
 	if !same {

@@ -94,6 +94,7 @@ func (c *Controller) agentReport(ctx context.Context, w Caller, in api.NodeRepor
 	if _, ok := c.nodes.Node(node); ok != (role == api.RoleCompute) {
 		return nil, api.Errorf(api.CodeDenied, "sluice.yaml has changed: %s is no %s VM any more", node, role)
 	}
+	in = c.bounded(in)
 	f.mu.Lock()
 	r := &report{NodeReport: in, role: role, seenAt: now, since: map[string]time.Time{}}
 	old := f.reports[node]
@@ -140,6 +141,26 @@ func (c *Controller) agentReport(ctx context.Context, w Caller, in api.NodeRepor
 		}
 	}
 	return answer, nil
+}
+
+// bounded is a report with what counts: of each file system of sluice.yaml one
+// state, and texts of a line. Mounts that stand there a hundred times would
+// outvote other nodes when it is judged whose fault trouble is.
+func (c *Controller) bounded(in api.NodeReport) api.NodeReport {
+	mounts := []api.MountState{}
+	for _, fs := range c.Config.FileSystems {
+		i := slices.IndexFunc(in.Mounts, func(m api.MountState) bool { return m.Name == fs.Name })
+		if i < 0 {
+			continue
+		}
+		m := in.Mounts[i]
+		m.Source, m.Dir, m.State, m.Detail = files.Shorten(m.Source), files.Shorten(m.Dir), files.Shorten(m.State), files.Shorten(m.Detail)
+		mounts = append(mounts, m)
+	}
+	in.Mounts, in.Trouble = mounts, files.Shorten(in.Trouble)
+	in.BootID, in.Version = files.Shorten(in.BootID), files.Shorten(in.Version)
+	in.StartedAt, in.ReadyAt = files.Shorten(in.StartedAt), files.Shorten(in.ReadyAt)
+	return in
 }
 
 // worse picks what to say of two file systems: the node's own fault drains it,

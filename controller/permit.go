@@ -65,16 +65,27 @@ func (c *Controller) permit(ctx context.Context, j store.Job, s directive.Script
 	var grants []grant
 	var refusal *api.Error
 	var told []string
+	tell := func(e policy.Entry) error {
+		e.Job = j.ID
+		line := fmt.Sprint(e)
+		if slices.Contains(j.Told, line) || slices.Contains(told, line) {
+			return nil
+		}
+		told = append(told, line)
+		return c.Audit.Write(e)
+	}
+	who := fmt.Sprintf("%s (uid %d)", j.User, j.UID)
+	denied := 0
 	for _, a := range asks {
 		d := c.Config.Policy.Decide(policy.Ask{User: j.User, Account: j.Account, Groups: groups.names(),
 			Verb: a.verb, Bucket: a.url.Bucket, Prefix: a.url.Prefix})
-		e := entry(fmt.Sprintf("%s (uid %d)", j.User, j.UID), j.Account, a, d)
-		e.Job = j.ID
-		if line := fmt.Sprint(e); !slices.Contains(j.Told, line) && !slices.Contains(told, line) {
-			if err := c.Audit.Write(e); err != nil {
+		if !d.Allowed {
+			denied++
+		}
+		if d.Allowed || denied <= maxDenied {
+			if err := tell(entry(who, j.Account, a, d)); err != nil {
 				return nil, err
 			}
-			told = append(told, line)
 		}
 		if !d.Allowed {
 			if refusal == nil {
@@ -88,6 +99,11 @@ func (c *Controller) permit(ctx context.Context, j store.Job, s directive.Script
 			g.gid = groups[d.Group]
 		}
 		grants = append(grants, g)
+	}
+	if denied > maxDenied {
+		if err := tell(more(who, j.Account, denied-maxDenied)); err != nil {
+			return nil, err
+		}
 	}
 	if len(told) > 0 {
 		_, err := c.Store.UpdateJob(ctx, j.Key, func(j *store.Job) error { j.Told = append(j.Told, told...); return nil })
@@ -109,6 +125,16 @@ func entry(who, account string, a ask, d policy.Decision) policy.Entry {
 		e.Decision = policy.Allowed
 	}
 	return e
+}
+
+// maxDenied is how many refusals of one script are written down each; what the
+// script names beyond them is one line, so that nobody fills the disk.
+const maxDenied = 20
+
+// more is that line.
+func more(who, account string, n int) policy.Entry {
+	return policy.Entry{Event: "directive", Who: who, Account: account, What: fmt.Sprintf("%d more places of the same script", n),
+		Decision: policy.Denied, Why: "policy refuses them, too"}
 }
 
 // earlyPatience is how long sbatch waits for the directory's word on its user.
@@ -135,6 +161,8 @@ func (c *Controller) permitEarly(in api.JobProcess, s directive.Script) (grants 
 			return nil, asks, nil
 		}
 	}
+	subject := fmt.Sprintf("%s (uid %d)", who.name, in.UID)
+	var entries []policy.Entry
 	for _, a := range asks {
 		prefix, _, open := strings.Cut(a.url.Prefix, "%")
 		if strings.Contains(a.url.Bucket, "%") {
@@ -153,17 +181,24 @@ func (c *Controller) permitEarly(in api.JobProcess, s directive.Script) (grants 
 		switch {
 		case !d.Allowed:
 			refused = append(refused, s.Diagnostic(a.at, refusedWords+d.Why, d.Hint))
-			e := entry(fmt.Sprintf("%s (uid %d)", who.name, in.UID), in.Account, a, d)
-			c.wg.Go(func() { // slurmctld must not wait for the disk
-				if err := c.Audit.Write(e); err != nil {
-					c.Log.Error("a refusal at sbatch is not in the audit log", "who", e.Who, "what", e.What, "err", err)
-				}
-			})
+			entries = append(entries, entry(subject, in.Account, a, d))
 		case open:
 			unknown = append(unknown, a)
 		default:
 			grants = append(grants, grant{ask: a, Place: storage.Place{Account: d.ServiceAccount, Bucket: a.url.Bucket, Prefix: prefix}})
 		}
+	}
+	if n := len(entries) - maxDenied; n > 0 {
+		entries = append(entries[:maxDenied], more(subject, in.Account, n))
+	}
+	if len(entries) > 0 {
+		c.wg.Go(func() { // slurmctld must not wait for the disk
+			for _, e := range entries {
+				if err := c.Audit.Write(e); err != nil {
+					c.Log.Error("a refusal at sbatch is not in the audit log", "who", e.Who, "what", e.What, "err", err)
+				}
+			}
+		})
 	}
 	return grants, unknown, refused
 }

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/urfave/cli/v2"
 
@@ -54,11 +56,34 @@ func table(w io.Writer, rows ...[]string) error {
 			if cell == "" {
 				cell = "-"
 			}
-			fmt.Fprint(tw, cell)
+			fmt.Fprint(tw, plain(cell))
 		}
 		fmt.Fprintln(tw)
 	}
 	return tw.Flush()
+}
+
+// plain makes one line of other people's text, such as a job's name or a node's
+// trouble: whatever a terminal would obey becomes a question mark.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r':
+			return ' '
+		case unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r):
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// plainLines is plain for a text that may have several lines.
+func plainLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = plain(lines[i])
+	}
+	return strings.Join(lines, "\n")
 }
 
 // onlyArg returns the command's single argument.

@@ -111,7 +111,9 @@ func examine(c *cli.Context) error {
 	return nil
 }
 
-func indented(text, indent string) string { return strings.ReplaceAll(text, "\n", "\n"+indent) }
+func indented(text, indent string) string {
+	return strings.ReplaceAll(plainLines(text), "\n", "\n"+indent)
+}
 
 // proofs are those of --only, or all.
 func proofs(c *cli.Context) ([]doctor.Proof, error) {

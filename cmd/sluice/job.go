@@ -128,15 +128,15 @@ func askJob(c *cli.Context) (api.Job, error) {
 }
 
 func printJob(w io.Writer, job api.Job) error {
-	fmt.Fprintf(w, "job %d  %s  user %s  phase %s\n", job.JobID, job.Name, job.User, job.Phase)
+	fmt.Fprintf(w, "job %d  %s  user %s  phase %s\n", job.JobID, plain(job.Name), plain(job.User), job.Phase)
 	if job.Reason != "" {
-		fmt.Fprintf(w, "reason: %s\n", job.Reason)
+		fmt.Fprintf(w, "reason: %s\n", plain(job.Reason))
 	}
 	if len(job.Nodes) > 0 {
 		fmt.Fprintf(w, "nodes:  %s\n", strings.Join(job.Nodes, ","))
 	}
 	if job.Dir != "" {
-		fmt.Fprintf(w, "dir:    %s\n", job.Dir)
+		fmt.Fprintf(w, "dir:    %s\n", plain(job.Dir))
 	}
 	if len(job.Transfers) > 0 {
 		fmt.Fprintln(w)

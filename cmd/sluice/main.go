@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string) int {
 	case code == exitInterrupted:
 		fmt.Fprintln(app.ErrWriter, "sluice: interrupted")
 	case !said:
-		fmt.Fprintf(app.ErrWriter, "sluice: %v\n", err)
+		fmt.Fprintf(app.ErrWriter, "sluice: %s\n", plainLines(err.Error()))
 	}
 	return code
 }

@@ -36,3 +36,21 @@ last refused        A from 10.0.0.9: another key
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
+
+// Names and reasons are other people's: they neither move the cursor of who looks nor make lines.
+func TestForeignTextIsPlain(t *testing.T) {
+	var out bytes.Buffer
+	if err := table(&out, []string{"n\x1b[31m", "a\nb", "\u202egpj", "\u009b2J", "é 本"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "n?[31m  a b  ?gpj  ?2J  é 本\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+	out.Reset()
+	if err := printJob(&out, api.Job{JobID: 7, Name: "x\njob 8\x1b[2J", User: "alice", Phase: "done", Reason: "\x07"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "job 7  x job 8?[2J  user alice  phase done\nreason: ?\n"; !bytes.HasPrefix(out.Bytes(), []byte(want)) {
+		t.Errorf("got %q, want %q first", out.String(), want)
+	}
+}
