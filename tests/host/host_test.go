@@ -78,6 +78,9 @@ func processes(t *testing.T) []string {
 		exe, _ := os.Readlink(p + "/exe")
 		if ns != own || strings.HasPrefix(exe, filepath.Dir(binary)+"/") {
 			cmdline, _ := os.ReadFile(p + "/cmdline")
+			if bytes.Contains(cmdline, []byte("\x00_follow\x00")) && !bytes.Contains(cmdline, []byte(ours)) {
+				continue // waits for the end of somebody else's
+			}
 			found = append(found, fmt.Sprintf("%s %s", filepath.Base(p), bytes.ReplaceAll(cmdline, []byte{0}, []byte(" "))))
 		}
 	}
@@ -389,5 +392,36 @@ func checkReport(t *testing.T, path string) {
 	}
 	if r.Train.Steps == 0 || r.Train.LastLoss >= r.Train.FirstLoss || r.Train.LastLoss <= 0 {
 		t.Errorf("train: %+v", r.Train)
+	}
+}
+
+// A sandbox whose file system hangs, with processes that wait for it and cannot be killed, goes down all the same.
+func TestHungMountsDoNotKeepTheSandboxUp(t *testing.T) {
+	for _, how := range []string{"down", "killed"} {
+		t.Run(how, func(t *testing.T) {
+			before := look(t)
+			run(t, "sandbox", "up", "--name", name(t))
+			t.Cleanup(func() { command(t, "sandbox", "down", "--name", name(t)).Run() })
+			run(t, "sandbox", "fault", "set", "--name", name(t), "lustre.hang=scratch")
+			for _, vm := range []string{"controller", "login"} {
+				// The processes stay behind in uninterruptible sleep, so they may have nothing of ours open.
+				run(t, "sandbox", "exec", "--name", name(t), "--vm", vm, "--", "sh", "-c",
+					"for i in 1 2 3; do timeout --signal=KILL 0.3 stat -f /lustre </dev/null >/dev/null 2>&1; done; ps -eo stat,args | grep -q '^D.*stat -f'")
+			}
+			if how == "killed" {
+				if err := syscall.Kill(pid(t, name(t)), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				running := before
+				running.State = state(t)
+				same(t, running)
+			}
+			began := time.Now()
+			run(t, "sandbox", "down", "--name", name(t))
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("down took %v", took)
+			}
+			same(t, before)
+		})
 	}
 }
