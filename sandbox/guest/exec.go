@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehpc/sluice/internal/command"
 	"github.com/sluicehpc/sluice/internal/users"
 )
 
@@ -169,16 +168,7 @@ func groupID(ctx context.Context, group string) (uint32, error) {
 	if n, err := strconv.ParseUint(group, 10, 32); err == nil {
 		return uint32(n), nil
 	}
-	out, err := command.Run(ctx, command.Spec{Path: "getent", Args: []string{"group", "--", group}})
-	if err != nil {
-		return 0, fmt.Errorf("group %q: %w", group, err)
-	}
-	fields := strings.Split(strings.TrimSpace(string(out)), ":")
-	if len(fields) < 3 {
-		return 0, fmt.Errorf("group %q: getent said %q", group, out)
-	}
-	n, err := strconv.ParseUint(fields[2], 10, 32)
-	return uint32(n), err
+	return users.GroupID(ctx, group)
 }
 
 // env is what a login of the user would have.

@@ -158,7 +158,7 @@ func Ensure(ctx context.Context, o Options) (string, error) {
 		var exit *exec.ExitError
 		var none noMirrorError
 		if release.Rolling && (errors.As(err, &none) || errors.As(err, &exit) && exit.ExitCode() == exitUnavailable) {
-			err = fmt.Errorf("Slurm %s on Debian %s %w: %w", release.Slurm, release.Suite, ErrUnavailable, err)
+			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		return "", err
 	}

@@ -144,7 +144,12 @@ cd /home/alice && for f in $(ls -t *.out | head -n 6); do echo "== $f"; tail -n 
 // submit sends script through sbatch as alice on the login VM.
 func submit(t *testing.T, script string) uint32 {
 	t.Helper()
-	out, err := trySubmit(t, "alice", script)
+	return submitAs(t, "alice", script)
+}
+
+func submitAs(t *testing.T, user, script string, args ...string) uint32 {
+	t.Helper()
+	out, err := trySubmit(t, user, script, args...)
 	if err != nil {
 		t.Fatalf("sbatch: %v\n%s", err, out)
 	}
@@ -166,10 +171,10 @@ func submit(t *testing.T, script string) uint32 {
 	return uint32(id)
 }
 
-func trySubmit(t *testing.T, user, script string) (string, error) {
+func trySubmit(t *testing.T, user, script string, args ...string) (string, error) {
 	t.Helper()
 	mustOnVM(t, "login", user, script, "sh", "-c", "cat > job.sh")
-	return onVM(t, "login", user, "", "sbatch", "job.sh")
+	return onVM(t, "login", user, "", append(append([]string{"sbatch"}, args...), "job.sh")...)
 }
 
 // showJob asks sluiced about a job, on the controller as root.

@@ -2,10 +2,13 @@
 package repository_test
 
 import (
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,13 +17,14 @@ import (
 const module = "github.com/sluicehpc/sluice"
 
 type pkg struct {
-	ImportPath, Name, Doc              string
+	ImportPath, Name, Doc, Dir         string
+	GoFiles                            []string
 	Imports, TestImports, XTestImports []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports", module+"/...")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Doc,Dir,GoFiles,Imports,TestImports,XTestImports", module+"/...")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
@@ -86,11 +90,50 @@ func TestImportsPointDownwards(t *testing.T) {
 }
 
 // A static binary's os/user reads /etc/passwd only; real sites' users are
-// elsewhere. internal/users asks getent.
-func TestNobodyImportsOSUser(t *testing.T) {
+// elsewhere. internal/users asks getent, and nobody else does.
+func TestUsersComeThroughOnePackage(t *testing.T) {
 	for _, p := range packages(t) {
-		if slices.Contains(p.Imports, "os/user") {
-			t.Errorf("%s imports os/user: use internal/users", p.ImportPath)
+		for _, imports := range [][]string{p.Imports, p.TestImports, p.XTestImports} {
+			if slices.Contains(imports, "os/user") {
+				t.Errorf("%s imports os/user: use internal/users", p.ImportPath)
+			}
+		}
+		if p.ImportPath == module+"/internal/users" {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			path := filepath.Join(p.Dir, name)
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(text), `"getent"`) {
+				t.Errorf("%s runs getent: use internal/users", path)
+			}
+		}
+	}
+}
+
+// TestBinariesAreStatic: they run on every distribution, whatever C library it has.
+func TestBinariesAreStatic(t *testing.T) {
+	commands, err := os.ReadDir("../../cmd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		path := filepath.Join("../../bin", c.Name())
+		f, err := elf.Open(path)
+		if err != nil {
+			t.Errorf("%v (make build)", err)
+			continue
+		}
+		for _, p := range f.Progs {
+			if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+				t.Errorf("%s needs a dynamic loader: it was built with cgo", path)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }
