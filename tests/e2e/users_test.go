@@ -36,7 +36,7 @@ stat -c '%u %g %a' "$SLUICE_JOB_DIR" >> "$SLUICE_JOB_DIR/result/who"`))
 			if got := mustOnVM(t, "login", u.Name, "", "cat", job.Dir+"/result/who"); got != want {
 				t.Errorf("on the node: %q, want %q", got, want)
 			}
-			if got := mustOnVM(t, "login", u.Name, "", "sluice", "job", "list", "--all"); !strings.Contains(got, u.Name) {
+			if got := mustOnVM(t, "login", u.Name, "", "sluice", "job", "list"); !strings.Contains(got, u.Name) {
 				t.Errorf("sluice job list does not show the user's own job:\n%s", got)
 			}
 			if len(listing(t, b, fmt.Sprintf("result/%d/", id))) == 0 {
