@@ -235,11 +235,16 @@ func (c *cloud) Publish(context.Context, string, files.Published, []byte) error 
 func (c *cloud) Manifest(context.Context, files.User, string, string, string, int, func(files.Progress)) ([]files.Entry, []files.Skipped, error) {
 	return nil, nil, nil
 }
+func (c *cloud) Hold(context.Context, string, string, string, string, []byte) error {
+	return nil
+}
 func (c *cloud) Unlink(context.Context, files.User, string, string, string, []byte) error { return nil }
 func (c *cloud) Remove(_ context.Context, _, path string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.removed = append(c.removed, path)
+	if strings.HasPrefix(path, files.Jobs+"/") {
+		c.removed = append(c.removed, path)
+	}
 	return nil
 }
 func (c *cloud) Sweep(context.Context, string, []string) ([]string, error) { return nil, nil }

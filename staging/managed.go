@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"strings"
 	"time"
 
@@ -102,16 +101,16 @@ func (x *run) lustrePath() string {
 	if x.t.Kind == StageIn {
 		return "/" + files.PartialDir(x.t.Dataset, x.t.Version, x.t.ID) + "/"
 	}
-	return path.Join("/", x.t.JobDir, x.t.From) + "/"
+	return "/" + files.ExportDir(x.t.ID) + "/"
 }
 
 // running calls the service, or finds the call of an earlier process, and
 // follows the operation to its end.
 func (r *Runner) running(ctx context.Context, x *run) error {
+	if err := r.sweep(ctx, x); err != nil {
+		return err
+	}
 	if x.t.Kind == StageIn {
-		if err := r.sweep(ctx, x); err != nil {
-			return err
-		}
 		pub, err := r.Files.Prepare(ctx, x.fs.Mount, x.t.Dataset, x.t.Version, x.t.ID)
 		if err != nil {
 			return fileError(x, err)
@@ -126,6 +125,11 @@ func (r *Runner) running(ctx context.Context, x *run) error {
 	}
 	if x.t.Objects > 0 {
 		if x.t.Operation == "" {
+			if x.t.Kind == StageOut {
+				if err := r.hold(ctx, x); err != nil {
+					return err
+				}
+			}
 			if err := r.call(ctx, x); err != nil || x.t.State != Running {
 				return err
 			}
@@ -213,12 +217,8 @@ func (r *Runner) find(ctx context.Context, x *run) (*lustre.Operation, error) {
 		if m == nil || m.Transfer == nil {
 			continue
 		}
-		if x.t.Kind == StageIn && same(m.Transfer.DestinationLustrePath) {
-			return op, nil // the directory is this transfer's alone
-		}
-		// A job's directory may have been exported before, to the same place.
-		if x.t.Kind == StageOut && same(m.Transfer.SourceLustrePath) && m.Transfer.DestinationGcsPath != nil &&
-			m.Transfer.DestinationGcsPath.URI == x.t.URL() && !m.CreateTime.Before(x.t.CalledAt.Add(-time.Minute)) {
+		// The directory is this transfer's alone.
+		if x.t.Kind == StageIn && same(m.Transfer.DestinationLustrePath) || x.t.Kind == StageOut && same(m.Transfer.SourceLustrePath) {
 			return op, nil
 		}
 	}

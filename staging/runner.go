@@ -36,6 +36,7 @@ type Files interface {
 	Verify(ctx context.Context, mount, path string, manifest []byte, progress func(files.Progress)) ([]string, error)
 	Publish(ctx context.Context, mount string, p files.Published, manifest []byte) error
 	Manifest(ctx context.Context, u files.User, mount, jobDir, from string, prefix int, progress func(files.Progress)) ([]files.Entry, []files.Skipped, error)
+	Hold(ctx context.Context, mount, jobDir, from, transfer string, manifest []byte) error
 	Unlink(ctx context.Context, u files.User, mount, jobDir, from string, manifest []byte) error
 	Remove(ctx context.Context, mount, path string) error
 	Sweep(ctx context.Context, mount string, keep []string) ([]string, error)
@@ -410,16 +411,26 @@ func (r *Runner) end(ctx context.Context, x *run, to State, e *Error) {
 	}
 	r.fault("ended")
 	r.Log.Info("transfer ended", "transfer", x.t.ID, "state", to, "err", e.Message)
-	if x.t.Kind == StageIn && x.fs.Name != "" {
-		if err := r.Files.Remove(ctx, x.fs.Mount, files.PartialDir(x.t.Dataset, x.t.Version, x.t.ID)); err != nil {
-			r.Log.Warn("remove a partial directory; the next start of sluiced tries again", "transfer", x.t.ID, "err", err)
-		}
-	}
+	r.removeWork(ctx, x)
 	r.removeListings(x.t.ID)
 }
 
+// removeWork removes what a transfer that has ended had on the file system for itself.
+func (r *Runner) removeWork(ctx context.Context, x *run) {
+	if x.fs.Name == "" {
+		return
+	}
+	dir := files.ExportDir(x.t.ID)
+	if x.t.Kind == StageIn {
+		dir = files.PartialDir(x.t.Dataset, x.t.Version, x.t.ID)
+	}
+	if err := r.Files.Remove(ctx, x.fs.Mount, dir); err != nil {
+		r.Log.Warn("remove a transfer's directory; the next start of sluiced tries again", "transfer", x.t.ID, "err", err)
+	}
+}
+
 // sweep removes, once a process and file system and before the first new
-// directory is made, the partial directories of transfers that nobody knows.
+// directory is made, the partial and export directories of transfers that nobody knows.
 func (r *Runner) sweep(ctx context.Context, x *run) error {
 	x.lane.sweep.Lock()
 	defer x.lane.sweep.Unlock()

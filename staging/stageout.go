@@ -51,6 +51,28 @@ func (r *Runner) makeManifest(ctx context.Context, x *run) error {
 	return nil
 }
 
+// hold brings what is exported out of the user's reach. The service reads as root: in
+// the job's own directory, whoever may write there could put anything in the way of a
+// file that was looked at before.
+func (r *Runner) hold(ctx context.Context, x *run) error {
+	manifest, err := os.ReadFile(r.listingFile(x.t.ID))
+	if errors.Is(err, os.ErrNotExist) {
+		return errManifestLost(x)
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.Files.Hold(ctx, x.fs.Mount, x.t.JobDir, x.t.From, x.t.ID, manifest); err != nil {
+		return fileError(x, err)
+	}
+	r.fault("held")
+	return nil
+}
+
+func errManifestLost(x *run) error {
+	return &Error{Message: x.t.URL() + ": the manifest was lost, so the export cannot be verified", Hint: "the files are still in the job's directory"}
+}
+
 func (r *Runner) user(ctx context.Context, x *run) (files.User, error) {
 	u := files.User{UID: x.t.UID, GID: x.t.GID, Groups: []uint32{x.t.GID}}
 	if r.Groups == nil {
@@ -89,7 +111,7 @@ func (r *Runner) verifyOut(ctx context.Context, x *run) error {
 	}
 	data, err := os.ReadFile(r.listingFile(x.t.ID))
 	if errors.Is(err, os.ErrNotExist) {
-		return &Error{Message: x.t.URL() + ": the manifest was lost, so the export cannot be verified", Hint: "the files are still in the job's directory"}
+		return errManifestLost(x)
 	}
 	if err != nil {
 		return err
@@ -120,6 +142,7 @@ func (r *Runner) verifyOut(ctx context.Context, x *run) error {
 		}
 		r.fault("moved")
 	}
+	r.removeWork(ctx, x) // its links would keep the room of what the user deletes
 	err = r.enter(ctx, x, Done, func(t *Transfer) {
 		t.Verified, t.ObjectsDone, t.BytesDone = t.Objects, t.Objects, t.Bytes
 		t.VerifiedAt, t.EndedAt = now, r.Clock.Now()

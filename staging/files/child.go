@@ -43,6 +43,7 @@ var operations = map[string]func(*child) error{
 	"gate":      (*child).gate,
 	"link":      (*child).link,
 	"manifest":  (*child).manifest,
+	"hold":      (*child).hold,
 	"unlink":    (*child).unlink,
 	"remove":    (*child).remove,
 	"sweep":     (*child).sweep,
@@ -612,6 +613,10 @@ func (c *child) copy(from, to dir, name string) error {
 		return err
 	}
 	defer source.Close()
+	return c.copyTo(source, to, name)
+}
+
+func (c *child) copyTo(source *os.File, to dir, name string) error {
 	fd, err := unix.Openat(to.fd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
 	if err != nil {
 		return err
@@ -756,12 +761,16 @@ func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 				return userError(err, readHint)
 			}
 			sum, size, err := c.checksum(f, buf)
+			var read unix.Stat_t // of what was read, whatever has the name now
+			if err == nil {
+				err = unix.Fstat(int(f.Fd()), &read)
+			}
 			f.Close()
 			if err != nil {
 				return err
 			}
 			c.objects.Add(1)
-			c.say(reply{Entry: &Entry{Path: path, Size: size, CRC32C: sum, MTime: st.Mtim.Nano()}})
+			c.say(reply{Entry: &Entry{Path: path, Size: size, CRC32C: sum, MTime: st.Mtim.Nano(), Inode: read.Ino}})
 		case unix.S_IFLNK:
 			c.say(reply{Skipped: &Skipped{Path: strings.ToValidUTF8(path, "?"), Why: "symbolic links are not exported"}})
 		default:
@@ -769,6 +778,128 @@ func (c *child) manifestOf(d dir, prefix string, buf []byte) error {
 		}
 	}
 	return nil
+}
+
+// hold links the files of the manifest into the export's directory, made anew or
+// completed after a crash. It runs as root and the user may change the job's
+// directory meanwhile, so a link is kept only if it is the file that the user read.
+func (c *child) hold() error {
+	exports, err := c.top.ensurePath(Exports)
+	if err != nil {
+		return err
+	}
+	defer exports.close()
+	held, err := exports.ensure(c.req.Transfer, 0o700)
+	if err != nil {
+		return err
+	}
+	defer held.close()
+	job, err := c.top.walk(c.req.Path)
+	if err != nil {
+		return err
+	}
+	defer job.close()
+	tree, err := job.walk(strings.Trim(c.req.Below, "/"))
+	if err != nil {
+		return swapped(err)
+	}
+	defer tree.close()
+	err = c.entries(func(e Entry) error {
+		parent, name := split(e.Path)
+		from, err := tree.walk(parent)
+		if err != nil {
+			return swapped(err)
+		}
+		defer from.close()
+		to, err := held.walk(".")
+		if err != nil {
+			return err
+		}
+		defer func() { to.close() }()
+		if parent != "." {
+			for part := range strings.SplitSeq(parent, "/") {
+				next, err := to.ensure(part, 0o700)
+				if err != nil {
+					return err
+				}
+				to.close()
+				to = next
+			}
+		}
+		if err := c.holdFile(from, to, name, e); err != nil {
+			return swapped(err)
+		}
+		c.step()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return held.sync()
+}
+
+// errReplaced is a name that does not lead to the file any more that was read.
+var errReplaced = errors.New("is not the file that was there when the job ended")
+
+// swapped is a failure that whoever changed the job's directory made.
+func swapped(err error) error {
+	if errors.Is(err, errReplaced) || errors.Is(err, errSymlink) || errors.Is(err, unix.ENOENT) {
+		return &Error{Message: fmt.Sprintf("the job's directory was changed while its export waited: %v", err), Input: true,
+			Hint: "leave it alone until the stage-out is done; the files are still there"}
+	}
+	return err
+}
+
+func (c *child) holdFile(from, to dir, name string, e Entry) error {
+	// What is there is an earlier attempt's: only root reaches it, and it came whole.
+	if _, err := to.lstat(name); err == nil {
+		return nil
+	}
+	tmp := partialMark + c.req.Transfer
+	if err := to.removeAll(tmp, func() {}); err != nil {
+		return err
+	}
+	// Looked at once it is linked: until then the name can be made to lead elsewhere.
+	err := unix.Linkat(from.fd, name, to.fd, tmp, 0)
+	switch {
+	case errors.Is(err, unix.EXDEV):
+		err = c.copyEntry(from, to, name, tmp, e)
+	case err == nil:
+		var st unix.Stat_t
+		if st, err = to.lstat(tmp); err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode) {
+			err = fmt.Errorf("%s %w", from.child(name), errReplaced)
+		}
+	}
+	if err == nil {
+		err = unix.Renameat(to.fd, tmp, to.fd, name)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("hold %s: %w", from.child(name), err), to.removeAll(tmp, func() {}))
+	}
+	return nil
+}
+
+// copyEntry is a link between directories of different projects (lfs project): it costs the room of a second copy.
+func (c *child) copyEntry(from, to dir, name, as string, e Entry) error {
+	st, err := from.lstat(name)
+	if err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode {
+		return fmt.Errorf("%s %w", from.child(name), errReplaced)
+	}
+	source, err := from.openFile(name)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if err := unix.Fstat(int(source.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Ino != e.Inode { // since the look before
+		return fmt.Errorf("%s %w", from.child(name), errReplaced)
+	}
+	return c.copyTo(source, to, as)
 }
 
 // readHint is what to do about a file that cannot be read.
@@ -814,10 +945,10 @@ func (c *child) unlink() error {
 	})
 }
 
-// remove deletes a job's directory or a transfer's partial one.
+// remove deletes a job's directory, or a transfer's partial or export directory.
 func (c *child) remove() error {
 	parent, name := split(c.req.Path)
-	if parent != Jobs && !(strings.HasPrefix(parent, Datasets+"/") && strings.Contains(name, partialMark)) {
+	if parent != Jobs && parent != Exports && !(strings.HasPrefix(parent, Datasets+"/") && strings.Contains(name, partialMark)) {
 		return fmt.Errorf("%s is not to be removed", c.req.Path)
 	}
 	d, err := c.top.walk(parent)
@@ -831,8 +962,11 @@ func (c *child) remove() error {
 	return d.removeAll(name, c.step)
 }
 
-// sweep removes partial directories and files of transfers that are not in Keep.
+// sweep removes partial directories and files, and export directories, of transfers that are not in Keep.
 func (c *child) sweep() error {
+	if err := c.sweepExports(); err != nil {
+		return err
+	}
 	all, err := c.top.walk(Datasets)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -855,6 +989,31 @@ func (c *child) sweep() error {
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func (c *child) sweepExports() error {
+	d, err := c.top.walk(Exports)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	names, err := d.names()
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if slices.Contains(c.req.Keep, n) {
+			continue
+		}
+		if err := d.removeAll(n, c.step); err != nil {
+			return err
+		}
+		c.say(reply{Removed: d.child(n)})
 	}
 	return nil
 }

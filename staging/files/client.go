@@ -112,18 +112,25 @@ func (c *Client) Manifest(ctx context.Context, u User, mount, jobDir, from strin
 	return entries, skipped, nil
 }
 
+// Hold links the files of a manifest into the transfer's export directory, which
+// is root's alone. A file that is not the one that Manifest read, as the job's user,
+// is an Error: what the service exports, it reads as root.
+func (c *Client) Hold(ctx context.Context, mount, jobDir, from, transfer string, manifest []byte) error {
+	return c.run(ctx, "hold", request{Root: mount, Path: jobDir, Below: from, Transfer: transfer}, nil, manifest, nil)
+}
+
 // Unlink removes, as the job's user, the files of the manifest that did not
 // change since it was made.
 func (c *Client) Unlink(ctx context.Context, u User, mount, jobDir, from string, manifest []byte) error {
 	return c.run(ctx, "unlink", request{Root: mount, Path: jobDir, Below: from}, &u, manifest, nil)
 }
 
-// Remove deletes a job's directory or a partial directory with all below it.
+// Remove deletes a job's directory, a partial or an export directory with all below it.
 func (c *Client) Remove(ctx context.Context, mount, path string) error {
 	return c.run(ctx, "remove", request{Root: mount, Path: path}, nil, nil, nil)
 }
 
-// Sweep removes the partial directories of all transfers but those in keep.
+// Sweep removes the partial and export directories of all transfers but those in keep.
 func (c *Client) Sweep(ctx context.Context, mount string, keep []string) (removed []string, err error) {
 	err = c.run(ctx, "sweep", request{Root: mount, Keep: keep}, nil, nil, func(r reply) {
 		if r.Removed != "" {

@@ -20,12 +20,17 @@ const (
 	Base     = ".sluice"
 	Jobs     = Base + "/jobs"
 	Datasets = Base + "/datasets"
+	Exports  = Base + "/exports"
 )
 
 // JobDir is a job's directory.
 func JobDir(cluster string, jobID uint32) string {
 	return fmt.Sprintf("%s/%s-%d", Jobs, cluster, jobID)
 }
+
+// ExportDir is what a transfer exports: hard links that root made to the files that
+// the job's user could read, out of everybody's reach.
+func ExportDir(transfer string) string { return Exports + "/" + transfer }
 
 // DatasetDir holds all versions of a dataset.
 func DatasetDir(id string) string { return Datasets + "/" + id }
@@ -55,8 +60,10 @@ type Entry struct {
 	CRC32C uint32 `json:"crc32c"`
 	// Dir marks a directory that an object with a final slash stands for.
 	Dir bool `json:"dir,omitempty"`
-	// MTime is the modification time in nanoseconds, in manifests of job directories.
-	MTime int64 `json:"mtime,omitempty"`
+	// MTime is the modification time in nanoseconds, and Inode the file's number, in
+	// manifests of job directories.
+	MTime int64  `json:"mtime,omitempty"`
+	Inode uint64 `json:"inode,omitempty"`
 }
 
 // Published describes a published version; it is the first line of its manifest.

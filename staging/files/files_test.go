@@ -302,7 +302,10 @@ func TestManifestAndMove(t *testing.T) {
 	}
 	list := files.Lines(got)
 	for i := range got {
-		got[i].MTime = 0
+		if got[i].Inode == 0 {
+			t.Errorf("%s has no inode", got[i].Path)
+		}
+		got[i].MTime, got[i].Inode = 0, 0
 	}
 	if d := cmp.Diff([]files.Entry{{Path: "a", Size: 2, CRC32C: crc("aa")}, {Path: "sub/b", Size: 3, CRC32C: crc("bbb")}}, got); d != "" {
 		t.Errorf("manifest (-want +got):\n%s", d)
@@ -364,16 +367,19 @@ func TestSweepKeepsTheLiving(t *testing.T) {
 			t.Fatal(err)
 		}
 		write(t, filepath.Join(m, files.PartialDir("ds", "v", tr), "sub/f"), "x")
+		write(t, filepath.Join(m, files.ExportDir(tr), "sub/f"), "x")
 	}
 	removed, err := c.Sweep(t.Context(), m, []string{"t2"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]string{files.PartialDir("ds", "v", "t1")}, removed); d != "" {
+	if d := cmp.Diff([]string{files.ExportDir("t1"), files.PartialDir("ds", "v", "t1")}, removed); d != "" {
 		t.Errorf("removed (-want +got):\n%s", d)
 	}
-	if _, err := os.Stat(filepath.Join(m, files.PartialDir("ds", "v", "t2"), "sub/f")); err != nil {
-		t.Error("a living transfer's directory was removed")
+	for _, dir := range []string{files.PartialDir("ds", "v", "t2"), files.ExportDir("t2")} {
+		if _, err := os.Stat(filepath.Join(m, dir, "sub/f")); err != nil {
+			t.Errorf("a living transfer's directory was removed: %v", err)
+		}
 	}
 }
 

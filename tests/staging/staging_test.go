@@ -48,7 +48,7 @@ func under(prefix string, m map[string]string) map[string]string {
 var (
 	inPoints = []string{"listed", "attached", "before-request", "request-stored", "prepared", "called", "operation-stored",
 		"operation-done", "verifying", "verified", "published", "done"}
-	outPoints = []string{"attached", "manifest", "before-request", "request-stored", "called", "operation-stored",
+	outPoints = []string{"attached", "manifest", "before-request", "request-stored", "held", "called", "operation-stored",
 		"operation-done", "verifying", "verified", "moved", "done"}
 )
 
