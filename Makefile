@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X github.com/sluicehpc/sluice/internal/version.Version=$(VERSI
 # Unit tests; what boots the sandbox's VMs with Slurm in them lives in tests/.
 UNIT = $(shell go list ./... 2>/dev/null | grep -v '/tests')
 
-.PHONY: help deps build build-arm64 demo demos arm64 check test unit fuzz e2e lint arm64 bench campaign clean
+.PHONY: help deps build build-arm64 demo demos arm64 check test unit fuzz e2e lint bench campaign clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,9 +51,6 @@ e2e: ## the tests on real Slurm
 
 lint: ## gofmt, go vet, staticcheck, shellcheck, systemd-analyze verify
 	@scripts/lint.sh
-
-arm64: deps ## build for arm64 too, and run that under qemu
-	@scripts/arm64.sh
 
 bench: deps build ## measure speed and memory against the peers; tables and .bench/*.json
 	go run ./tests/bench/cmd
