@@ -74,6 +74,9 @@ func TestBootOfAComputeNode(t *testing.T) {
 	if u := v.units(); len(u) != 0 {
 		t.Errorf("started %v before the mounts answered", u)
 	}
+	if _, err := os.Stat(v.root + slurmdFlag); err == nil {
+		t.Error("slurmd may start before the mounts answered")
+	}
 	v.kernel.set(func(k *kernel) { k.mountErr = nil })
 
 	eventually(t, "slurmd", func() bool { return len(v.units()) > 0 })

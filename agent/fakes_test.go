@@ -331,6 +331,9 @@ func (v *vm) boot(change func(*Agent)) (a *Agent, stop func()) {
 	a.mount = v.kernel.mount
 	a.probe = v.kernel.probe
 	a.systemctl = func(_ context.Context, verb, unit string) error {
+		if _, err := os.Stat(v.root + slurmdFlag); verb == "start" && unit == "slurmd" && err != nil {
+			v.t.Errorf("systemd would not start slurmd: %v", err)
+		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.started = append(v.started, unit)
