@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -374,6 +375,9 @@ func (c *Controller) nodeList(context.Context, Caller) (any, error) {
 		case r != nil && v.State != "absent":
 			v.Reason = r.Trouble
 		}
+		if v.Reason == "" && v.State == "not_ready" {
+			v.Reason = unready(r, now)
+		}
 		out.Nodes = append(out.Nodes, v)
 	}
 	names := map[string]bool{}
@@ -432,6 +436,22 @@ func (c *Controller) nodeShow(ctx context.Context, in api.NodeName) (any, error)
 		}
 	}
 	return nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("node %.64q is not known", in.Node), Hint: "see sluice node list"}
+}
+
+// unready says in words why state is not_ready where no trouble was reported.
+func unready(r *report, now time.Time) string {
+	switch {
+	case r == nil:
+		return "its agent has not reported"
+	case now.Sub(r.seenAt) > silent:
+		return "its agent has been silent since " + api.FormatTime(r.seenAt)
+	}
+	for _, m := range r.Mounts {
+		if m.State != "ok" {
+			return fmt.Sprintf("file system %s: %s", m.Name, cmp.Or(m.Detail, m.State))
+		}
+	}
+	return "its agent is not ready"
 }
 
 func state(r *report, now time.Time) string {

@@ -294,6 +294,34 @@ func proveExportLinks(ctx context.Context, l *Lab) (string, error) {
 	return "of a file and links to a file, to a directory and to /etc/hostname, the file alone became an object", nil
 }
 
+func proveExportHardLinks(ctx context.Context, l *Lab) (string, error) {
+	dir, err := l.mkdir("hard-links")
+	if err != nil {
+		return "", err
+	}
+	err = errors.Join(
+		os.Mkdir(filepath.Join(dir, "own"), 0o755), os.Mkdir(filepath.Join(dir, "held"), 0o700),
+		os.WriteFile(filepath.Join(dir, "own/file"), []byte("linked\n"), 0o644),
+	)
+	if err == nil {
+		err = os.Link(filepath.Join(dir, "own/file"), filepath.Join(dir, "held/file"))
+	}
+	if err != nil {
+		return "", err
+	}
+	if _, err := l.exportData(ctx, l.exportRequest("hard-links/held", "hard-links/")); err != nil {
+		return "", err
+	}
+	got, err := l.list(ctx, "hard-links/")
+	if err != nil {
+		return "", err
+	}
+	if d := difference(map[string]int64{"hard-links/file": 7}, got); d != "" {
+		return "", refuted("the objects are not the tree's files: %s", d)
+	}
+	return "a file with two names became an object of its size", nil
+}
+
 // proveExportSwap replaces the exported directory by a link while the export runs.
 func proveExportSwap(ctx context.Context, l *Lab) (string, error) {
 	const files, size = 64, 256 << 10

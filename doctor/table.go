@@ -72,14 +72,21 @@ var Proofs = []Proof{
 	{
 		ID:         "export-links",
 		Assumption: "`exportData` does not follow symbolic links in the tree",
-		RestsOn:    "stage-out",
+		RestsOn:    "nothing: what is exported is a tree of root's own hard links to regular files",
 		Command:    "export a directory that holds a link to a file outside it",
 		Prove:      proveExportLinks,
 	},
 	{
+		ID:         "export-hard-links",
+		Assumption: "`exportData` exports a file that has another hard link like any other",
+		RestsOn:    "stage-out, which exports links that root made",
+		Command:    "`ln` a file into a new directory and export that",
+		Prove:      proveExportHardLinks,
+	},
+	{
 		ID:         "export-swap",
 		Assumption: "`exportData` of a directory that is replaced by a symbolic link meanwhile changes nothing on the instance and exports nothing that is not on it",
-		RestsOn:    "stage-out (what was exported is compared with what the user could read, afterwards)",
+		RestsOn:    "nothing: users cannot reach the tree that is exported",
 		Command:    "move the directory away and link it to `/etc` during an export",
 		Prove:      proveExportSwap,
 	},
