@@ -248,8 +248,8 @@ func TestReaderStaysInItsPrefix(t *testing.T) {
 		{"a wider listing", "GET", "/storage/v1/b/corpus/o?prefix=in", 403},
 		{"the whole listing", "GET", "/storage/v1/b/corpus/o", 403},
 		{"an empty prefix", "GET", "/storage/v1/b/corpus/o?prefix=", 403},
-		{"two prefixes", "GET", "/storage/v1/b/corpus/o?prefix=out/&prefix=in/", 403},
-		{"two prefixes, the other way", "GET", "/storage/v1/b/corpus/o?prefix=in/&prefix=out/", 200}, // the first counts, for the listing too
+		{"two prefixes", "GET", "/storage/v1/b/corpus/o?prefix=out/&prefix=in/", 400},
+		{"two prefixes, the other way", "GET", "/storage/v1/b/corpus/o?prefix=in/&prefix=out/", 400},
 		{"a glob without the prefix", "GET", "/storage/v1/b/corpus/o?matchGlob=in/**", 403},
 		{"an offset without the prefix", "GET", "/storage/v1/b/corpus/o?startOffset=in/&endOffset=in0", 403},
 		{"another object", "GET", "/storage/v1/b/corpus/o/out%2Fa", 403},
@@ -273,10 +273,6 @@ func TestReaderStaysInItsPrefix(t *testing.T) {
 		if resp, body := g.do(c.method, c.path, token, ""); resp.StatusCode != c.want {
 			t.Errorf("%s: got %d %s, want %d", c.what, resp.StatusCode, body, c.want)
 		}
-	}
-	listing := g.want(200, "GET", "/storage/v1/b/corpus/o?prefix=in/&prefix=out/", token, "")
-	if strings.Contains(listing, `"name":"out/a"`) || strings.Contains(listing, `"name":"in2"`) {
-		t.Errorf("the listing of two prefixes shows %s", listing)
 	}
 	// A page token of a wider listing does not widen this one.
 	wide := g.want(200, "GET", "/storage/v1/b/corpus/o?maxResults=3", g.admin(), "")

@@ -200,6 +200,11 @@ func (s *Server) serveJSON(c *call, routes []route, path string) error {
 			return invalid("bad path: %v", err)
 		}
 	}
+	for name, values := range c.q {
+		if len(values) > 1 && name != "permissions" { // the only parameter that may be repeated
+			return invalid("the query parameter %s is given more than once", name)
+		}
+	}
 	known := false
 	for _, rt := range routes {
 		if !c.match(strings.Split(rt.path, "/"), segments) {
