@@ -439,20 +439,29 @@ func (s *Server) updateInstance(r *http.Request, name string) (any, error) {
 			return nil, err
 		}
 		parent, _, _ := strings.Cut(name, "/instances/")
-		return s.start(parent, name, "update", func(context.Context) (any, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			inst, err := s.find(name)
-			if err != nil {
-				return nil, err
+		return s.start(parent, name, "update", func(ctx context.Context) (any, error) {
+			answer, err := s.change(name, fields, changed)
+			if err == nil {
+				err = s.Settle(ctx) // access rules hold when the operation is done
 			}
-			for _, f := range fields {
-				mutable[f](&inst.Instance, changed)
-			}
-			inst.UpdateTime = s.now()
-			return typed("Instance", s.snapshot(inst)), nil
+			return answer, err
 		}, func() {}), nil
 	})
+}
+
+// change is the work of an update operation.
+func (s *Server) change(name string, fields []string, changed *api.Instance) (any, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inst, err := s.find(name)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range fields {
+		mutable[f](&inst.Instance, changed)
+	}
+	inst.UpdateTime = s.now()
+	return typed("Instance", s.snapshot(inst)), nil
 }
 
 func (s *Server) deleteInstance(r *http.Request, name string) (any, error) {

@@ -236,13 +236,9 @@ func TestRootSquashIsNamed(t *testing.T) {
 	squash := &lustre.AccessRulesOptions{DefaultSquashMode: "ROOT_SQUASH", DefaultSquashUID: 65534, DefaultSquashGID: 65534}
 	set := accessRules(t)
 	set(squash)
-	wait(t, "the controller's root is squashed", func() (bool, string) {
-		out, err := onVM(t, "controller", "root", "", "mkdir", "/lustre/squashed")
-		if err == nil {
-			mustOnVM(t, "controller", "root", "", "rmdir", "/lustre/squashed")
-		}
-		return err != nil, out
-	})
+	if out, err := onVM(t, "controller", "root", "", "mkdir", "/lustre/squashed"); err == nil || !strings.Contains(out, "Permission denied") {
+		t.Errorf("a squashed root makes a directory: %v\n%s", err, out)
+	}
 	id := submit(t, stageJob("research-squashed", copyAll))
 	wait(t, "the reason names root squash", func() (bool, string) {
 		state, reason := squeue(t, id)
