@@ -439,6 +439,7 @@ func (t *transfer) copy(ctx context.Context, w io.Writer, r io.Reader, uri strin
 		if n > 0 {
 			if i := corrupt - wrote; i >= 0 && i < int64(n) {
 				block[i] ^= 0xff
+				t.server.options.Faults.Note(fault, nil, uri, fmt.Sprintf("flipped byte %d", corrupt))
 			}
 			if err := t.pace.wait(ctx, n, t.server.options.Faults.Int(faults.LustreTransferRate)); err != nil {
 				return wrote, err

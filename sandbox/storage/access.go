@@ -81,6 +81,11 @@ func (s *Server) authorizeList(r *http.Request, bucket, prefix string) error {
 
 func (s *Server) judge(r *http.Request, bucket, object, permission string, ask func() error) error {
 	if denied, on := s.faults.Get(faults.StorageDeny); on && bucket == denied {
+		request := permission
+		if r != nil {
+			request = r.Method + " " + r.URL.Path
+		}
+		s.faults.Note(faults.StorageDeny, nil, request, "refused with 403")
 		return &apiError{http.StatusForbidden, "forbidden", "The caller does not have " + permission + " access to the Google Cloud Storage bucket " + bucket + "."}
 	}
 	if s.iam == nil {
