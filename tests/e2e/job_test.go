@@ -85,9 +85,9 @@ func instances(t *testing.T) map[string]time.Time {
 	return all
 }
 
-// The first job of the sandbox: its nodes do not exist yet, so it also proves
-// that none is made before the data is there.
+// The nodes do not exist yet, so this also proves that none is made before the data is there.
 func TestJobIsStagedInBeforeAnyNodeAndOutAfter(t *testing.T) {
+	absent(t, "n1", "n2", "n3", "n4")
 	objects := texts("data/", 40, 5000)
 	objects["data/empty.txt"] = nil
 	objects["data/large.bin"] = []byte(strings.Repeat("0123456789abcdef", 1<<20/16*24))
