@@ -44,7 +44,7 @@ unit: ## the unit tests
 
 fuzz: ## attack the sandbox's APIs with nonsense, some seconds each
 	@for api in compute iam lustre metadata monitoring storage; do \
-	  go test ./sandbox/$$api -run '^$$' -fuzz '^FuzzHTTP$$' -fuzztime 5s -fuzzminimizetime 5s || exit 1; done
+	  go test ./sandbox/$$api -run '^$$' -fuzz '^FuzzHTTP$$' -fuzztime 4s -fuzzminimizetime 5s || exit 1; done
 
 e2e: ## the tests on real Slurm
 	go test -p 1 -count=1 -timeout 18m ./tests/...
