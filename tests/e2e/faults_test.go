@@ -105,7 +105,7 @@ func onNodes(nodes string, body string) string {
 func TestNodesComeUpThroughTrouble(t *testing.T) {
 	absent(t, "n3", "n4")
 	began := time.Now()
-	fault(t, "api.compute.status", "503,p=0.3")
+	fault(t, "api.compute.status", "503,count=3")
 	fault(t, "api.compute.instances.bulkInsert.lost", "reply,count=1")
 	fault(t, "operation.compute.instances.bulkInsert.hang", "after,for=5s,count=1")
 	id := submit(t, onNodes("n3,n4", "srun hostname"))

@@ -46,10 +46,10 @@ func TestJobsSurviveTheCloud(t *testing.T) {
 		faults []string
 		hit    string // must have done something
 	}{
-		{"Lustre is overloaded", []string{"api.lustre.status=503,p=0.5"}, "api.lustre.status"},
-		{"Lustre counts requests", []string{"api.lustre.status=429,p=0.5"}, "api.lustre.status"},
+		{"Lustre is overloaded", []string{"api.lustre.status=503,count=3"}, "api.lustre.status"},
+		{"Lustre counts requests", []string{"api.lustre.status=429,count=3"}, "api.lustre.status"},
 		{"Lustre's front end has no service", []string{"api.lustre.status=502,count=6"}, "api.lustre.status"},
-		{"Storage is overloaded", []string{"api.storage.status=503,p=0.3"}, "api.storage.status"},
+		{"Storage is overloaded", []string{"api.storage.status=503,count=3"}, "api.storage.status"},
 		{"Storage counts requests", []string{"api.storage.status=429,count=3"}, "api.storage.status"},
 		{"IAM is overloaded", []string{"api.iam.status=503,count=4"}, "api.iam.status"},
 		{"the reply of importData is lost", []string{"api.lustre.instances.importData.lost=reply,count=2"}, "api.lustre.instances.importData.lost"},
