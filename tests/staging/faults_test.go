@@ -65,7 +65,7 @@ func TestJobsSurviveTheCloud(t *testing.T) {
 		{"all of it, now and then", []string{
 			"api.lustre.status=503,p=0.2", "api.storage.status=503,p=0.2", "api.iam.status=503,p=0.2",
 			"api.lustre.lost=reply,p=0.1", "api.storage.lost=half,p=0.1", "api.*.latency=0s-200ms,p=0.5",
-		}, "api.lustre.status"},
+		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
