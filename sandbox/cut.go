@@ -72,8 +72,8 @@ func (c *cuts) pairs() [][2]netip.Addr {
 	var pairs [][2]netip.Addr
 	for _, a := range slices.Sorted(maps.Keys(vms)) {
 		for _, b := range slices.Sorted(maps.Keys(peers)) {
-			if a == b {
-				continue
+			if _, vm := vms[b]; vm && b <= a {
+				continue // itself, or had before
 			}
 			_, on := c.faults.Get(faults.NetworkCut, a, b)
 			if _, back := c.faults.Get(faults.NetworkCut, b, a); !on && !back {
